@@ -1,4 +1,4 @@
-"""Checks of arguments: each error is a ValueError with the argument's name, its value, and what it must be."""
+"""Check arguments. Each error is a ValueError with the name and the value of the argument, and what it must be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxret.data.errors import Location
 from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 
-_LONGEST_PATH = 4_095  # bytes that systems take
+_LONGEST_PATH = 4_095  # most bytes of a path that systems support
 
 
 def require_kind(name: str, value: Any, kind: Any, expected: str) -> None:
@@ -54,7 +54,7 @@ def require_path(name: str, value: Any, expected: str = "a path", empty: bool = 
 
 
 def whole_number(name: str, value: Any, expected: str = "a whole number") -> int:
-    """Return a whole number of any type as an int. Raises ValueError for any other value, True and False too."""
+    """Return a whole number of any integer type as an int. Raises ValueError for other values, also True and False."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -79,7 +79,7 @@ def checked_questions(texts: Sequence[str]) -> list[str]:
 
 
 def checked_passages(texts: Iterable[str | Passage], name: str, first: int = 0) -> Iterator[Passage]:
-    """Yield the passages of the argument `name`; texts alone get numbers from `first` as their ids."""
+    """Yield the passages of the argument `name`; a plain text gets a number from `first` on as its id."""
     for number, text in enumerate(listed_texts(texts, str | Passage, name)):
         passage = Passage(str(first + number), text) if isinstance(text, str) else text
         for key in ("id", "text", "title"):
@@ -88,13 +88,13 @@ def checked_passages(texts: Iterable[str | Passage], name: str, first: int = 0) 
 
 
 def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:
-    """Yield the texts, if they are a list of texts. Raises ValueError for one text, or what is no list of texts."""
+    """Yield the texts of a list. Raises ValueError for a single text, and for a value that is no list of texts."""
     if isinstance(texts, str | bytes | Passage | Mapping):
         raise ValueError(f"{name} must be a list of texts, not one {type(texts).__name__}: put it in [ ]")
     require_kind(name, texts, Iterable, "a list of texts")
     try:
         texts = iter(texts)
-    except TypeError as error:  # an array of NumPy without axes
+    except TypeError as error:  # a NumPy array without axes
         raise ValueError(f"{name} is {_shown(texts)}; it must be a list of texts") from error
     for number, text in enumerate(texts):
         require_kind(f"{name}[{number}]", text, kind, "a text")
@@ -104,5 +104,5 @@ def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:
 def _shown(value: Any) -> str:
     try:
         return f"{value!r:.60}"
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except ValueError:  # Python does not print integers with more than 4,300 digits
         return "a number of thousands of digits"

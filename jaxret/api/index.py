@@ -87,8 +87,8 @@ class SearchHits(list[list[Hit]]):
         self._questions = tuple(questions)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        pairs = zip(self._questions, self, strict=False)  # a list may have been shortened since
+        """Return HTML for a notebook."""
+        pairs = zip(self._questions, self, strict=False)  # the user may have shortened the list
         return "".join(html_paragraphs([question, Hits(hits)._repr_html_()]) for question, hits in pairs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,14 +97,13 @@ class SearchHits(list[list[Hit]]):
 
 
 class Index:
-    """A corpus that a retriever encoded, opened for search: exact, unless the options name an approximate index or
-    candidates."""
+    """An encoded corpus that was opened for search, which is exact unless the options have an index or candidates."""
 
     def __init__(self, retriever: Retriever, corpus: PathLike = "", options: SearchOptions = SearchOptions()) -> None:
         require_kind("retriever", retriever, Retriever, "a Retriever")
         require_path("corpus", corpus, "the name or the path of a corpus", empty=True)
         _require_search_options(options)
-        # Absolute: texts and shards are read later, where the working directory may be another.
+        # An absolute path, because texts and shards are read later, when the working directory may have changed.
         folder = corpus_folder(retriever.run.workdir, os.fspath(corpus), "corpus=NAME").absolute()
         self.retriever, self._options = retriever, options
         self._state = corpus_state(folder)
@@ -131,7 +130,7 @@ class Index:
             FileNotFoundError: there is no such corpus or index.
             ContractError: (a ValueError) another model or checkpoint encoded it.
             ShardError: (a ValueError) a file is missing or damaged.
-            ValueError: candidates of passages of one vector.
+            ValueError: `candidates` is set, but passages have one vector.
         """
         if isinstance(source, Retriever):
             return cls(source, corpus, options)
@@ -195,17 +194,16 @@ class Index:
         return self._searcher.encoded_corpus.total_rows
 
     def search(self, queries: Sequence[str], k: int = 10, *, texts: bool = True) -> SearchHits:
-        """Return the k best passages of each question, best first; fewer, if there are no more: a list of lists of
-        hits, which a notebook shows as tables.
+        """Return the k best passages of each question, best first, or all of a smaller corpus.
 
-        Of equal scores the one that comes first in the corpus is first. texts=False leaves titles and texts empty, and
-        does not need the corpus.
+        The result is a list of lists of hits, which a notebook shows as tables. Passages with equal scores are in the
+        order of the corpus. With texts=False, titles and texts are empty, and the file of the corpus is not needed.
 
         Warns, once for each change, if passages were appended, deleted or encoded again since the index was opened.
-        Raises ValueError for a question that is blank or no text, for k < 1 and for more passages than are candidates,
-        FileNotFoundError if the corpus is no longer where it was, ContractError (a ValueError) if it was changed.
+        Raises ValueError for a question that is blank or no text, for k < 1 and for k above the number of candidates,
+        FileNotFoundError if the file of the corpus was moved, ContractError (a ValueError) if it was changed.
         """
-        k, searcher = whole_number("k", k), self._searcher  # another thread may refresh the index meanwhile
+        k, searcher = whole_number("k", k), self._searcher  # one searcher, though another thread may refresh the index
         require_flag("texts", texts)
         questions = [Query(str(number), text) for number, text in enumerate(checked_questions(queries))]
         if not questions:
@@ -226,8 +224,9 @@ class Index:
         return SearchHits([question.text for question in questions], hits)
 
     def filtered(self, *filters: str) -> Index:
-        """Return an index of the passages whose metadata match filters "FIELD:VALUE": every named field must have one
-        of its values. It is opened beside this one, and keeps its own vectors in memory.
+        """Return an index of the passages whose metadata match filters "FIELD:VALUE".
+
+        Every field in the filters must have one of its values. The new index has its own vectors in memory.
 
         Raises ValueError for a field or a value that no passage has, and for an approximate index.
         """
@@ -242,12 +241,12 @@ class Index:
         encoding: EncodeOptions = EncodeOptions(),
         progress: bool = True,
     ) -> None:
-        """Encode more passages, as `jaxret encode --append` does, and search them too from now on.
+        """Encode more passages, as `jaxret encode --append` does; later searches include them.
 
-        Texts alone get the numbers after those of all passages that were ever encoded as their ids, so that the same
-        texts again are new passages. The same `Passage` objects again change nothing.
+        The ids of plain texts continue the numbers of all passages that were ever encoded, so that equal texts become
+        new passages. The same `Passage` objects change nothing if they are appended again.
 
-        Raises ValueError for an id that the corpus has already, and for an approximate index, which takes none.
+        Raises ValueError for an id that the corpus has already, and for an approximate index, which cannot grow.
         """
         require_unforked()
         require_kind("encoding", encoding, EncodeOptions, "an EncodeOptions")
@@ -264,10 +263,9 @@ class Index:
         self.refresh()
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete the passages with these ids, as `jaxret encode --delete` does; return how many there were.
+        """Delete the passages with these ids, as `jaxret encode --delete` does; return the number of deleted passages.
 
-        Raises ValueError for an id that the corpus never had, and where no passage would be left to search; then
-        nothing is deleted.
+        Raises ValueError, and deletes nothing, for an id that the corpus never had, and if no passage would be left.
         """
         require_unforked()
         self._require_no_index()
@@ -283,13 +281,17 @@ class Index:
         return count
 
     def is_stale(self) -> bool:
-        """Return whether passages were appended, deleted or encoded again, by anybody, since this index was opened. A
-        search warns, and does not see them before `refresh`."""
+        """Return whether passages were appended, deleted or encoded again, by any job, since this index was opened.
+
+        Searches then warn, and use the old passages until `refresh` is called.
+        """
         return self._searcher.is_stale()
 
     def refresh(self) -> bool:
-        """Open the corpus again if it changed; return whether it did. Searches in other threads continue meanwhile,
-        with the previous passages. Raises what `open` raises; the index is then as it was."""
+        """Open the corpus again if it was changed; return whether it was.
+
+        Searches in other threads continue with the old passages. Raises as `open` does; then the index is unchanged.
+        """
         if not self.is_stale():
             return False
         state = corpus_state(self._searcher.folder)
@@ -307,8 +309,8 @@ class Index:
     def rows(self, block: int = 1024) -> Iterator[tuple[list[str], Vectors]]:
         """Yield the ids and vectors of at most `block` passages at a time, in the order of the corpus, from disk.
 
-        Vectors are those of `Retriever.encode_passages`, rounded as they are stored: float32 [n,V,D], or a list of
-        [V,D] where each passage has its own number.
+        Vectors equal the result of `Retriever.encode_passages`, rounded to the stored dtype: float32 [n,V,D], or a list
+        of [V,D] if passages have different numbers of vectors.
 
         Raises ValueError if `block` is below 1.
         """
@@ -337,7 +339,7 @@ class Index:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the retriever, the name of the corpus and the options: not the vectors."""
+        """Pickle the retriever, the name of the corpus and the options, but not the vectors."""
         return Index, (self.retriever, self._searcher.folder.name, self._options)
 
     def __repr__(self) -> str:
@@ -374,5 +376,5 @@ def _written(folder: Path, passages: Iterable[Passage]) -> Iterator[Path]:
         if {name for name, _ in folder_files(folder)} == names:
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
-                folder.rmdir()  # nothing else was there
+                folder.rmdir()  # succeeds if the folder is empty
         raise

@@ -34,12 +34,12 @@ Vectors = np.ndarray | list[np.ndarray]
 
 
 class Retriever:
-    """A run that was opened: texts -> vectors."""
+    """A run that was opened to turn texts into vectors."""
 
     def __init__(self, run: Run, temporary: TemporaryFolder | None = None) -> None:
         self.run = run
         self._embed = run.embedder()
-        self._temporary = temporary  # the folder of the run, if it goes with the retriever
+        self._temporary = temporary  # the folder of the run, if it is removed with the retriever
 
     @classmethod
     def open(
@@ -55,11 +55,11 @@ class Retriever:
         Args:
             workdir: folder of the run.
             checkpoint: "best", "last", or a step.
-            query_length: tokens of a query, at most; default: as in training.
-            passage_length: tokens of a passage, at most; default: as in training.
+            query_length: largest length of a query in tokens; None: the same as in training.
+            passage_length: largest length of a passage in tokens; None: the same as in training.
 
         Raises:
-            FileNotFoundError: there is no such run.
+            FileNotFoundError: the run does not exist.
             ContractError: (a ValueError) a file of the run was changed.
         """
         require_path("workdir", workdir)
@@ -73,7 +73,7 @@ class Retriever:
             raise FileNotFoundError(
                 f"{workdir} is not a run; Retriever.from_model opens a model that was not trained here"
             )
-        # Absolute: files are read and written later, where the working directory may be another.
+        # An absolute path, because files are read and written later, when the working directory may have changed.
         return cls(open_run(Workdir(workdir).path.absolute(), checkpoint, query_length, passage_length))
 
     @classmethod
@@ -178,10 +178,10 @@ class Retriever:
         return list(vectors) if self.run.model.late_interaction else vectors.stacked()[:, 0]
 
     def encode_passages(self, passages: Sequence[str | Passage]) -> Vectors:
-        """Return the vectors of passages: float32 [N,V,D]; a list of [V,D] where each passage has its own number.
+        """Return the vectors of passages: float32 [N,V,D], or a list of [V,D] if passages have different numbers.
 
-        The score of a passage is the highest product of one of them with the query's. Raises ValueError for a passage
-        that is not text.
+        The score of a passage is the highest product of its vectors with the query vector. Raises ValueError for a
+        passage that is not text.
         """
         vectors = self._embed(self.run.tokenizer.passages(list(checked_passages(passages, "passages"))), "passage")
         return list(vectors) if self.run.model.vectors_per_passage is None else vectors.stacked()

@@ -22,7 +22,7 @@ from absl import flags
 
 from jaxret.cli.flags import OptionFlags
 from jaxret.configs import all_keys, find_config, load_config, require_keys
-from jaxret.configs.synonyms import CONFIG, suggest_name
+from jaxret.configs.synonyms import CONFIG_PREFIX, suggest_name
 from jaxret.parallel.events import emit, show_texts_by
 from jaxret.parallel.metrics_file import report_status, start_metrics_file
 from jaxret.storage.address import is_bucket_address
@@ -358,7 +358,7 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
     except flags.UnrecognizedFlagError as error:
         names = [*(holder.name for holder in _verb_flags(module)), _QUIET.name, _JSON.name, _PROMETHEUS.name]
         if "config" in names:
-            names += [f"{CONFIG}{key}" for key in all_keys(load_config("base"))]
+            names += [f"{CONFIG_PREFIX}{key}" for key in all_keys(load_config("base"))]
         raise ValueError(
             f"--{error.flagname} is not a flag{suggest_name(error.flagname, names, '--')} (--help lists them)"
         ) from error

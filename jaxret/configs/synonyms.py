@@ -131,7 +131,7 @@ _HERE: dict[str, list[str]] = {}
 for _name, _synonyms in _NAMES.items():
     for _synonym in _synonyms.split():
         _HERE.setdefault(_synonym, []).append(_name)
-CONFIG = "config."  # before a key, among flags
+CONFIG_PREFIX = "config."  # before a key, among flags
 # Names in other libraries of settings without a flag -> a flag of the verb, and the setting that decides instead.
 _WITHOUT = {
     "batchsize": ("checkpoint", "a batch holds as many texts as fit into the run's encode.tokens_per_batch tokens"),
@@ -157,7 +157,7 @@ def similar_name(name: str, names: Iterable[str]) -> str:
     choices = list(names)
     whole_name, last = _letters(name), _letters(name.rpartition(".")[2])
     for choice in choices:
-        if whole_name in (_letters(choice), _letters(choice.removeprefix(CONFIG))):
+        if whole_name in (_letters(choice), _letters(choice.removeprefix(CONFIG_PREFIX))):
             return choice
     synonyms = _HERE.get(last, [])
     for candidate in synonyms:

@@ -1,5 +1,5 @@
-"""Match answers in passages as DPR does, and compute top-k accuracy: the share of queries with an answer in their
-first k passages. Answers are strings, or regular expressions as in CuratedTREC."""
+"""Match answers in passages like DPR, and compute top-k accuracy: the share of queries with an answer in their first k
+passages. Answers are strings, or regular expressions as in CuratedTREC."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _CACHED_PASSAGES = 2**16  # about 60 MB of 100-word passages
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the tokens by which answers are compared: those of the NFD form, each lower-cased."""
+    """Return the lower-cased tokens of the NFD form of a text, by which answers are compared."""
     return [match.group().lower() for match in _TOKEN.finditer(unicodedata.normalize("NFD", text))]
 
 
 def has_answer(text: str, answers: Iterable[str]) -> bool:
-    """Return whether the tokens of any answer occur consecutively among the tokens of `text` (string matching).
+    """Return whether the tokens of one of the answers occur consecutively in the tokens of `text` (string matching).
 
-    As in DPR, `text` is the passage's text, without its title. Unlike in DPR, an answer without tokens ("") occurs
-    nowhere: there it occurs everywhere, and one empty answer makes every passage right.
+    As in DPR, `text` is the passage's text without its title. Unlike in DPR, an answer without tokens ("") occurs
+    nowhere. In DPR it occurs everywhere, so that every passage counts as right.
 
     Example:
         >>> has_answer("The tower is in Paris.", ["paris"]), has_answer("Parisian towers", ["Paris"])
@@ -56,12 +56,12 @@ def _joined(text: str) -> str:
 
 
 def _occurs(text: str, answers: Iterable[str]) -> bool:
-    # Every token stands between separators, so a substring is a sub-list.
+    # A separator is before and after every token, so that a substring consists of whole tokens.
     return any(answer != _SEPARATOR and answer in text for answer in answers)
 
 
 def check_answers(queries: Iterable[Query], match: str) -> None:
-    """Raise ValueError for an answer that is not a regular expression, if match is "regex": before any work is done."""
+    """Raise ValueError for an answer that is not a regular expression, if `match` is "regex"."""
     for query in queries if match == "regex" else ():
         _matcher(query.answers, match, f"query {query.id!r}: ")
 
@@ -73,16 +73,17 @@ def answer_ranks(
     depth: int,
     match: str = "string",
 ) -> dict[str, int | None]:
-    """Return {query id: rank from 1 of the first passage with an answer}; None if none of the first `depth` has one.
+    """Return query id -> rank from 1 of the first passage with an answer; None if none of the first `depth` has one.
 
     Args:
-        run: query id -> [(passage id, score)], best first. A missing query retrieved nothing.
+        run: query id -> [(passage id, score)], best first. A missing query has no passages.
         queries: all queries to count, with their answers.
         passage_texts: passage id -> text without title.
-        depth: number of passages searched for an answer.
+        depth: number of passages that are searched for an answer.
         match: "string" or "regex".
+
     Raises:
-        ValueError: a query has no answers, or one that is not a regular expression; a retrieved passage has no text.
+        ValueError: a query has no answers, an answer is not a regular expression, or a retrieved passage has no text.
     """
 
     @lru_cache(_CACHED_PASSAGES)
@@ -102,7 +103,7 @@ def _matcher(answers: Iterable[str], match: str, error_prefix: str = "") -> Call
         token_lists = [_joined(answer) for answer in answers]
         return lambda text: _occurs(text, token_lists)
     patterns = []
-    for answer in filter(str.strip, answers):  # an empty one occurs nowhere, as above
+    for answer in filter(str.strip, answers):  # a blank answer occurs nowhere, as in `has_answer`
         try:
             patterns.append(regex.compile(unicodedata.normalize("NFD", answer), _FLAGS))
         except regex.error as error:
@@ -139,14 +140,17 @@ def answer_accuracy(
     cutoffs: Sequence[int],
     match: str = "string",
 ) -> Evaluation:
-    """Return "Accuracy@k" for every k: the share of `queries` (0-1) with an answer in their first k passages.
+    """Return "Accuracy@k" for every k: the share of queries (0-1) with an answer in their first k passages.
 
     Args:
-        run, queries, passage_texts, match: see `answer_ranks`.
-        cutoffs: each 1 or more.
+        run: the rankings (see `answer_ranks`).
+        queries: all queries to count, with their answers.
+        passage_texts: passage id -> text without title.
+        cutoffs: the values of k, each 1 or more.
+        match: "string" or "regex".
 
     Raises:
-        ValueError: no cut-off, one below 1, or no queries.
+        ValueError: no cut-off, a cut-off below 1, or no queries.
     """
     if not cutoffs or min(cutoffs) < 1:
         raise ValueError(f"cutoffs is {list(cutoffs)}; give at least one cut-off, each 1 or more")

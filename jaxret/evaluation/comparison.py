@@ -1,5 +1,5 @@
-"""Compare systems, each of one run or of several seeds, on the same queries: means, deviations over seeds, and paired
-tests against the first system, corrected for their number."""
+"""Compare systems, each with one run or with runs of several seeds, on the same queries: means, deviations over seeds,
+and paired tests against the first system, corrected for their number."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison, welch_p_value
 from jaxret.evaluation.text_table import Row, aligned_table, html_paragraphs, html_table, markdown_table
 
-MeasureValues = Mapping[str, Mapping[str, float]]  # measure -> query id -> value, of one run
+MeasureValues = Mapping[str, Mapping[str, float]]  # values of one run: measure -> query id -> value
 
 
 @dataclass(frozen=True)
 class Score:
-    """A measure of a system: for each of its runs the mean over queries."""
+    """A measure of a system."""
 
     system: str
     measure: str
-    runs: tuple[float, ...]
+    runs: tuple[float, ...]  # mean over queries for each run
 
     @property
     def mean(self) -> float:
@@ -41,14 +41,14 @@ class Score:
 
 @dataclass(frozen=True)
 class SystemTest:
-    """A system against the first one, on one measure; the value of a query is its mean over the system's runs."""
+    """The test of a system against the first one on one measure; the value of a query is its mean over runs."""
 
     system: str
     measure: str
     comparison: PairedComparison
-    p_runs: float | None  # Welch's test between the means of runs
-    holm_t: float | None = None  # None where the t-test is not defined
-    holm_permutation: float | None = None  # None where all values are equal
+    p_runs: float | None  # p-value of Welch's test between the means of runs
+    holm_t: float | None = None  # corrected p-value; None if the t-test is not defined
+    holm_permutation: float | None = None  # corrected p-value; None if all values are equal
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SystemComparison:
     scores: tuple[Score, ...]  # one for each system and measure
     tests: tuple[SystemTest, ...]  # one for each system except the baseline and each measure with two queries or more
     queries: Mapping[str, int]  # measure -> number of queries that have a value
-    resamples: int  # most sign vectors drawn by the randomization test
+    resamples: int  # largest number of sign vectors in the randomization test
 
     def score(self, system: str, measure: str) -> Score:
         return next(score for score in self.scores if (score.system, score.measure) == (system, measure))
@@ -133,7 +133,7 @@ class SystemComparison:
         return parts
 
     def describe_queries(self) -> str:
-        """Return "300 queries", or the counts with their measures where they differ."""
+        """Return "300 queries", or the counts with their measures if they differ."""
         counts = {count: [m for m in self.measures if self.queries[m] == count] for count in self.queries.values()}
         if len(counts) == 1:
             return _count_queries(next(iter(counts)))
@@ -154,7 +154,7 @@ def _cells(test: SystemTest) -> list[str]:
 
 
 def format_p_value(value: float | None) -> str:
-    """Return a p-value for a table; "-" where the test is not defined."""
+    """Return a p-value as text for a table; "-" if the test is not defined."""
     if value is None:
         return "-"
     return f"{value:.4f}" if value >= 0.0001 else "<0.0001"
@@ -163,15 +163,16 @@ def format_p_value(value: float | None) -> str:
 def compare_systems(
     systems: Mapping[str, Sequence[MeasureValues]], measures: Sequence[str], seed: int = 0, resamples: int = 100_000
 ) -> SystemComparison:
-    """Compare every system with the first one; a measure with the values of one query has means, and no test.
+    """Compare every system with the first one. A measure with the values of only one query has means, but no test.
 
     Args:
         systems: name -> the values of each of its runs.
         measures: names of the measures to compare.
         seed: seed of the randomization test and of the bootstrap intervals.
-        resamples: most sign vectors of the randomization test.
+        resamples: largest number of sign vectors in the randomization test.
+
     Raises:
-        ValueError: runs do not have the same queries.
+        ValueError: the runs have different queries.
     """
     names = list(systems)
     for measure in measures:

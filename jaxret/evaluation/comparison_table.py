@@ -1,4 +1,4 @@
-"""Tables of a comparison of systems on one or several data sets: text, Markdown, CSV and LaTeX."""
+"""Tables of comparisons of systems on one or several data sets: text, Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 def sets_table(sets: Sets, table: Callable[[Row, Sequence[Row], int], str]) -> str:
     """Return a table of systems and data sets for each measure, with the mean over sets, and a table of all tests.
 
-    `table` renders header, rows, and the number of columns that are aligned left.
+    `table` is a function that renders header, rows, and the number of columns that are aligned left.
     """
     first = next(iter(sets.values()))
     parts = []
@@ -72,7 +72,7 @@ def mean_score(scores: Sequence[Score]) -> Score:
 
 
 def csv_table(sets: Sets) -> str:
-    """Return CSV with a line for each data set, system and measure, in full precision. What is not defined is empty."""
+    """Return CSV with a line for each data set, system and measure, unrounded. Undefined values are empty."""
     file = io.StringIO()
     writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -1,5 +1,5 @@
 """Measure how different the vectors of a passage are: local variation and perplexity (MVR, section 5.2), and how often
-each layer or viewer has the largest score (MLR, section 4.2)."""
+each layer or viewer has the highest score (MLR, section 4.2)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Diversity:
     pairs: int  # number of pairs
     passages: int  # number of passages with at least two queries
     distance: float  # 1 - cos of two vectors of a passage, averaged over all pairs of vectors and all passages
-    # normalization (NORMS) -> mean over pairs of the best score minus the mean of the others
+    # normalization (NORMS) -> mean over pairs of the best score minus the mean of the other scores
     local_variation: dict[str, float]
     # exp of the entropy (natural logarithm) of the winners among the queries of a passage, averaged over passages with
-    # at least two queries; None without such a passage
+    # at least two queries; None if no passage has two
     perplexity: float | None
     wins: tuple[int, ...]  # number of pairs that each vector wins, [V]
 
@@ -37,9 +37,8 @@ def normalized_scores(
 ) -> Float[np.ndarray, "P V"]:
     """Return the scores of each query with each vector of its passage, float64.
 
-    The paper does not state its normalization: softmax over the vectors (which fits its numbers), cosine, or none.
-
-    Raises ValueError for an unknown normalization.
+    `norm` is the normalization, which the paper does not state: softmax over the vectors (which fits its numbers),
+    cosine, or none. Raises ValueError for an unknown normalization.
     """
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}; it must be one of {', '.join(NORMS)}")
@@ -55,7 +54,7 @@ def normalized_scores(
 
 
 def local_variation(scores: Float[np.ndarray, "P V"]) -> float:
-    """Return the mean over pairs of the best score minus the mean of the others (MVR eq. 9)."""
+    """Return the mean over pairs of the best score minus the mean of the other scores (MVR eq. 9)."""
     best = scores.max(axis=1)
     return float((best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)).mean())
 
@@ -75,7 +74,7 @@ def perplexity(winners: np.ndarray, passages: np.ndarray) -> tuple[float | None,
     winners, passages: of each pair, [P]. The mean is None if no passage has two pairs.
     """
     perplexities = []
-    order = np.argsort(passages, kind="stable")  # one comparison for each passage would take hours for millions
+    order = np.argsort(passages, kind="stable")  # a scan of all pairs for each passage would take hours for millions
     borders = np.flatnonzero(np.diff(passages[order])) + 1
     for wins in np.split(winners[order], borders):
         if len(wins) >= 2:
@@ -87,10 +86,10 @@ def perplexity(winners: np.ndarray, passages: np.ndarray) -> tuple[float | None,
 def diversity(
     queries: Float[np.ndarray, "P D"], vectors: Float[np.ndarray, "P V D"], passages: np.ndarray
 ) -> Diversity:
-    """Return the diversity of P pairs of a query and a relevant passage. Of equal scores the first vector wins.
+    """Return the diversity of P pairs of a query and a relevant passage. Of vectors with equal scores, the first wins.
 
-    passages: a number for each pair, equal for pairs of the same passage, [P]. Raises ValueError for no pair, or
-    passages of one vector.
+    `passages` has a number for each pair, which is equal for pairs of the same passage [P]. Raises ValueError if there
+    is no pair, or passages have one vector.
     """
     if len(queries) == 0 or vectors.shape[1] < 2:
         raise ValueError(

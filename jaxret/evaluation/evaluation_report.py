@@ -15,22 +15,24 @@ Systems = Mapping[str, Evaluation]  # name -> evaluation, in the order of the ro
 
 
 def evaluation_text(systems: Systems) -> str:
-    """Return a plain-text table, one system a row; "*" marks the best value of a column."""
+    """Return a plain-text table with a row for each system; "*" marks the best value of a column."""
     header, rows = _cells(systems, ("", "*"))
     rows = [[name, *(cell if cell.endswith("*") else f"{cell} " for cell in cells)] for name, *cells in rows]
-    header = [header[0], *(f"{cell} " for cell in header[1:])]  # keeps the digits aligned where a star follows
+    header = [header[0], *(f"{cell} " for cell in header[1:])]  # the space takes the place of a star
     return f"{aligned_table(header, rows)}\n\n{footer(systems)}"
 
 
 def evaluation_markdown(systems: Systems) -> str:
-    """Return a Markdown table, one system a row; the best value of a column is bold."""
+    """Return a Markdown table with a row for each system; the best value of a column is bold."""
     header, rows = _cells(systems, ("**", "**"))
     return f"{markdown_table(header, rows)}\n\n{footer(systems)}"
 
 
 def footer(systems: Systems) -> str:
-    """Return the number of queries with results: one line if all systems agree, otherwise a line for each. A further
-    line counts the queries with answers, where not all have some."""
+    """Return the number of queries with results: one line for all systems if the numbers are equal, else one for each.
+
+    If some queries have no answers, a further line has the number of queries with answers.
+    """
     counts = dict.fromkeys(
         e.answer_counts for e in systems.values() if e.answer_counts and len(set(e.answer_counts)) > 1
     )
@@ -119,9 +121,9 @@ def emit_evaluation(
     Args:
         run: the file with the rankings.
         results: the file of `write_evaluation`.
-        evaluation: the measures that it has; None if there was none, and no file.
-        answers: see `write_evaluation`.
-        cost: see `write_evaluation`.
+        evaluation: the measures in this file; None if there is no evaluation, and no file.
+        answers: accuracy by answer strings (see `write_evaluation`).
+        cost: bytes per passage and time per query (see `write_evaluation`).
     """
     emit(
         "evaluation",
@@ -144,8 +146,10 @@ def _rounded(evaluation: Evaluation) -> dict[str, float]:
 
 
 def read_evaluation(path: str | os.PathLike[str]) -> Evaluation:
-    """Read a file of `write_evaluation`. Accuracies by answer strings follow the measures by judgements. Raises
-    ValueError for a file that is no evaluation."""
+    """Return the evaluation in a file of `write_evaluation`; accuracies follow the measures by judgements.
+
+    Raises ValueError for a file without an evaluation.
+    """
     report = read_json(path)
     try:
         answers = report.get("answers", {"mean": {}, "per_query": {}})

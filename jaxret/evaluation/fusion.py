@@ -1,8 +1,8 @@
-"""Fusion of rankings: one ranking from several systems' rankings of the same queries.
+"""Fusion of rankings: one ranking from the rankings of several systems for the same queries.
 
-Each method gives every passage of a ranking a number; the fused score is the weighted sum of these numbers over the
-rankings. A passage that a ranking lacks gets the method's `fill_value`, which is never above that of a
-passage of the ranking.
+Each method gives every passage of a ranking a number. The fused score is the weighted sum of these numbers over the
+rankings. A passage that a ranking lacks gets the method's `fill_value`, which is never above the number of a passage in
+the ranking.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 from jaxret.data.records import Judgement, Ranking, Rankings
 from jaxret.evaluation.metrics import evaluate
 
-RANK_CONSTANT = 60  # of reciprocal ranks, as in Cormack, Clarke and Buettcher 2009
+RANK_CONSTANT = 60  # constant of reciprocal ranks, from Cormack, Clarke and Buettcher 2009
 
 
 @dataclass(frozen=True)
 class FusionMethod:
-    """How the scores of a ranking become comparable with those of another system."""
+    """A method that makes the scores of different systems comparable."""
 
-    name: str  # of the method
-    # the scores of a ranking, best first, [K] float64 -> numbers to sum, [K]
+    name: str
+    # function from the scores of a ranking, best first, [K] float64, to numbers to sum [K]
     transform: Callable[[np.ndarray], np.ndarray]
-    fill_value: Callable[[np.ndarray], float]  # these numbers -> the number of a passage that the ranking lacks
+    fill_value: Callable[[np.ndarray], float]  # function from these numbers to the number of a missing passage
 
 
 def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
@@ -34,13 +34,13 @@ def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
 
 
 def _min_max(scores: np.ndarray) -> np.ndarray:
-    """Return the scores scaled to [0, 1]; all 1 where they are equal."""
+    """Return scores scaled to [0, 1]; all 1 if the scores are equal."""
     low, high = scores.min(), scores.max()
     return np.ones(len(scores)) if high == low else (scores - low) / (high - low)
 
 
 def _z_scores(scores: np.ndarray) -> np.ndarray:
-    """Return (score - mean) / population standard deviation; all 0 where scores are equal."""
+    """Return (score - mean) / population standard deviation; all 0 if the scores are equal."""
     deviation = scores.std()
     return np.zeros(len(scores)) if deviation == 0 else (scores - scores.mean()) / deviation
 
@@ -50,7 +50,7 @@ FUSION_METHODS = {
     for method in (
         FusionMethod("rrf", _reciprocal_ranks, lambda numbers: 0.0),
         FusionMethod("min_max", _min_max, lambda numbers: 0.0),
-        # Not 0, the mean: a passage that was not retrieved would beat every retrieved one below the average.
+        # Not 0, the mean: then a missing passage would beat every retrieved passage below the mean.
         FusionMethod("z_score", _z_scores, lambda numbers: float(numbers.min())),
     )
 }

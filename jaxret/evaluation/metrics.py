@@ -17,16 +17,17 @@ from jaxret.configs.synonyms import similar_name
 from jaxret.data.records import Judgement, Ranking
 from jaxret.evaluation.text_table import html_paragraphs, html_table
 
-MEAN_DECIMALS = 4  # how finely means are stored and printed
+MEAN_DECIMALS = 4  # decimals of means in files and tables
 
 
 @dataclass(frozen=True, slots=True)
 class _Hits:
-    """The relevant passages of a query and their ranks. Relevance below the measure's minimum is left out."""
+    """The relevant passages of a query and their ranks. Passages with less relevance than the measure needs are left
+    out."""
 
-    ranks: Sequence[int]  # of the relevant passages retrieved, from 1, ascending
-    gains: Sequence[int]  # their relevance
-    ideal: Sequence[int]  # relevance of every relevant passage, descending; never empty
+    ranks: Sequence[int]  # ranks of the retrieved relevant passages, from 1, ascending
+    gains: Sequence[int]  # relevance of these passages
+    ideal: Sequence[int]  # relevance of all relevant passages, descending; never empty
 
     def cut(self, cutoff: int) -> _Hits:
         """Return the hits among the first `cutoff` passages; `ideal` is not cut."""
@@ -50,15 +51,14 @@ def _average_precision(hits: _Hits, cutoff: int | None) -> float:
 _FORMULAS: dict[str, Callable[[_Hits, int | None], float]] = {
     "nDCG": _ndcg,  # linear gain: the relevance itself, not 2**relevance - 1
     "RR": lambda hits, _: 1 / hits.ranks[0] if hits.ranks else 0.0,
-    "R": lambda hits, _: (
-        len(hits.ranks) / len(hits.ideal)
-    ),  # over all relevant passages, also where they are more than the cut-off
+    # The divisor is the number of all relevant passages, also if it is above the cut-off.
+    "R": lambda hits, _: len(hits.ranks) / len(hits.ideal),
     "Success": lambda hits, _: float(bool(hits.ranks)),  # top-k accuracy
     "AP": _average_precision,
 }
 MEASURE_KINDS = tuple(_FORMULAS)
 _NEEDS_CUTOFF = ("R", "Success")
-_WITHOUT_REL = ("nDCG",)  # graded gains: ir-measures knows no rel= here
+_WITHOUT_REL = ("nDCG",)  # measures of graded gains, for which ir-measures has no rel=
 _NAME = re.compile(r"(?P<kind>[A-Za-z]+)(\(rel=(?P<relevance>[1-9][0-9]{0,8})\))?(@(?P<cutoff>[1-9][0-9]{0,8}))?")
 KNOWN_MEASURES = (
     "nDCG@k, RR@k, R@k, Success@k, AP@k, and whole rankings' nDCG, RR, AP, with k from 1, as in nDCG@10; "
@@ -68,9 +68,9 @@ KNOWN_MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A parsed measure; make it with `parse_measure`."""
+    """A measure, made by `parse_measure`."""
 
-    name: str  # as ir-measures writes it, such as "nDCG@10"
+    name: str  # name in ir-measures, such as "nDCG@10"
     kind: str  # the name without cut-off and grade, such as "nDCG"
     cutoff: int | None  # the depth; None for whole rankings
     min_relevance: int  # the lowest grade that counts as relevant
@@ -79,7 +79,7 @@ class Measure:
         """Return the measure for one query.
 
         Args:
-            relevances: (rank from 1, relevance) of the judged passages retrieved, by rank.
+            relevances: (rank from 1, relevance) of the retrieved judged passages, by rank.
             grades: relevance of every judged passage of the query.
         """
         ideal = sorted((relevance for relevance in grades if relevance >= self.min_relevance), reverse=True)
@@ -91,7 +91,7 @@ class Measure:
 
 
 def parse_measure(name: str) -> Measure:
-    """Parse a name such as "nDCG@10" or "AP(rel=2)". Raises ValueError with the valid names."""
+    """Return the measure with a name such as "nDCG@10" or "AP(rel=2)". Raises ValueError with the valid names."""
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in _FORMULAS:
         raise ValueError(f"unknown measure {name!r:.60}{_suggest_measure(name)}; known are {KNOWN_MEASURES}")
@@ -115,22 +115,22 @@ def _suggest_measure(name: str) -> str:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The measures of a run. Every judged query counts; one without a passage in the run counts as zero."""
+    """The measures of a run. Every judged query counts; a query without a passage in the run counts as zero."""
 
     mean: dict[str, float]  # measure -> mean over the judged queries, 0-1
     per_query: dict[str, dict[str, float]]  # measure -> query id -> value
     queries_expected: int  # number of judged queries
     queries_found: int  # number of judged queries with at least one passage in the run
-    answer_counts: tuple[int, int] | None = None  # of accuracy by answers: (queries with answers, all queries)
+    answer_counts: tuple[int, int] | None = None  # for accuracy by answers: (queries with answers, all queries)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the means, and how many queries they are of."""
+        """Return HTML for a notebook: the means, and the number of queries."""
         rows = [[name, f"{mean:.{MEAN_DECIMALS}f}"] for name, mean in self.mean.items()]
         counts = f"Queries found: {self.queries_found:,} of {self.queries_expected:,} expected."
         return html_paragraphs([html_table(["measure", "mean"], rows), counts])
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON value: means rounded to four decimals, values per query in full."""
+        """Return a JSON value with means rounded to four decimals, and unrounded values for each query."""
         return {
             "mean": {name: round(mean, MEAN_DECIMALS) for name, mean in self.mean.items()},
             "queries_expected": self.queries_expected,
@@ -141,17 +141,19 @@ class Evaluation:
 
 
 def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measures: Iterable[str]) -> Evaluation:
-    """Measure a run.
+    """Return the measures of a run.
 
     As in ir-measures, every query with a judgement counts: it scores zero if the run lacks it, or if it has no relevant
     passage. Queries of the run without a judgement are ignored. A passage without a judgement is not relevant.
 
     Args:
-        run: query id -> [(passage id, score)], best first. This order is the ranking; equal scores keep their order.
+        run: query id -> [(passage id, score)], best first. Passages with equal scores keep this order.
+        judgements: the judgements.
         measures: names for `parse_measure`.
+
     Raises:
         ValueError: an unknown measure, no judgement, contradicting judgements, no judged query in the run, or a
-            ranking with a passage twice, a NaN, or a score that grows with the rank.
+            ranking with a duplicate passage, a NaN, or scores that do not descend.
 
     Example:
         >>> from jaxret.data.records import Judgement
@@ -195,7 +197,7 @@ def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
 def _judged_ranks(query_id: str, ranking: Ranking, relevance: Mapping[str, int]) -> list[tuple[int, int]]:
     """Check a ranking, and return (rank, relevance) of its judged passages."""
     scores = [score for _, score in ranking]
-    # A NaN compares false with everything, so one pass finds it together with scores out of order.
+    # Comparisons with NaN are false, so one pass finds a NaN and scores that do not descend.
     if (scores and math.isnan(scores[0])) or not all(map(operator.ge, scores, scores[1:])):
         _raise_bad_scores(query_id, ranking)
     passages = [passage_id for passage_id, _ in ranking]

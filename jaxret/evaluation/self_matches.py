@@ -10,24 +10,24 @@ import re
 
 from jaxret.data.records import Rankings
 
-DATA_SETS = ("arguana",)  # whose queries are passages
+DATA_SETS = ("arguana",)  # data sets whose queries are passages
 
 
 def has_passages_as_queries(dataset: str) -> bool:
-    """Return whether the data set of this name has passages as queries."""
+    """Return whether the queries of the data set with this name are passages."""
     return not set(DATA_SETS).isdisjoint(re.split(r"[^a-z0-9]+", dataset.lower()))
 
 
 def removes_self_matches(setting: str, dataset: str) -> bool:
-    """Return whether a setting ("auto", "keep" or "remove") removes self-matches in the data set of this name."""
+    """Return whether a setting ("auto", "keep" or "remove") removes self-matches in the data set with this name."""
     return setting == "remove" or (setting == "auto" and has_passages_as_queries(dataset))
 
 
 def self_matching_queries(rankings: Rankings) -> list[str]:
-    """Return the ids of queries that retrieved the passage with their own id."""
+    """Return the ids of queries whose ranking has a passage with the same id."""
     return [query for query, ranking in rankings.items() if any(passage == query for passage, _ in ranking)]
 
 
 def without_self_matches(rankings: Rankings, k: int) -> Rankings:
-    """Return the first k passages of each ranking, leaving out the passage with the query's id."""
+    """Return the first k passages of each ranking without the passage that has the query's id."""
     return {query: [hit for hit in ranking if hit[0] != query][:k] for query, ranking in rankings.items()}

@@ -1,4 +1,4 @@
-"""Paired significance tests between two systems over their values per query."""
+"""Paired significance tests between two systems, on their values for each query."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-_NUMBERS_AT_ONCE = 2**23  # numbers drawn at a time, which bounds the memory of a test (64 MB as float64)
-# Sums of flipped differences this close to the observed sum count as equal to it, relative to sum |d|.
+_NUMBERS_AT_ONCE = 2**23  # numbers drawn at a time: 64 MB as float64
+# A sum of flipped differences counts as equal to the observed sum d if they differ by at most this times sum |d|.
 _TOLERANCE = 1e-12
-BOOTSTRAPS = 10_000  # resamples of an interval, whose ends are read to two digits
+BOOTSTRAPS = 10_000  # resamples of an interval, whose ends need only two digits
 LEVEL = 0.05  # p-values below it are called significant
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """`system` minus `baseline` on the same queries, in the measure's unit (0-1)."""
+    """The comparison of two systems on the same queries: system minus baseline, in the measure's unit (0-1)."""
 
     difference: float  # mean over queries
     low: float  # bounds of the 95% bootstrap confidence interval of the mean difference
     high: float
-    p_permutation: float  # two-sided; assumes only that under no difference the two systems could swap each query
-    p_t: float | None  # two-sided paired t-test; assumes that the mean difference is normally distributed
+    p_permutation: float  # two-sided p-value; assumes that equal systems could exchange their values of each query
+    p_t: float | None  # two-sided p-value of the paired t-test; assumes a normally distributed mean difference
     queries: int
-    t: float | None  # statistic of the t-test; t and p_t are None where all differences are equal
+    t: float | None  # statistic of the t-test; t and p_t are None if all differences are equal
     wins: int = 0  # queries on which the system is better
     losses: int = 0  # queries on which the system is worse
 
     @property
     def equal(self) -> bool:
-        """Whether no query has different values, so that there is nothing to test."""
+        """Return whether all queries have equal values, so that there is nothing to test."""
         return not self.wins and not self.losses
 
     @property
@@ -43,19 +43,21 @@ def paired_comparison(
     baseline: Mapping[str, float],
     system: Mapping[str, float],
     seed: int,
-    resamples: int = 100_000,  # a p-value of 0.05 is then known to about 0.0014 (two standard errors)
+    resamples: int = 100_000,  # two standard errors of a p-value of 0.05 are then about 0.0014
 ) -> PairedComparison:
     """Compare two systems by their values per query, such as `Evaluation.per_query["nDCG@10"]`.
 
-    The permutation test flips the signs of the differences at random (all sign vectors, if `resamples` allows); the
-    interval is the percentile bootstrap over queries. The same seed gives the same numbers, whatever the dicts' order.
+    The permutation test flips the signs of the differences at random (in all ways, if `resamples` allows it). The
+    interval is the percentile bootstrap over queries. Results depend on the seed, but not on the order of the dicts.
 
     Args:
-        baseline, system: query id -> value.
+        baseline: query id -> value of the baseline.
+        system: query id -> value of the system.
         seed: seed of the test and of the bootstrap.
-        resamples: most sign vectors and bootstrap samples drawn.
+        resamples: largest number of sign vectors and of bootstrap samples.
+
     Raises:
-        ValueError: the systems have different queries, there are fewer than two, or a value is not finite.
+        ValueError: the systems have different queries or fewer than two, or a value is not finite.
     """
     if baseline.keys() != system.keys():
         odd = sorted(baseline.keys() ^ system.keys())
@@ -107,11 +109,11 @@ def paired_t(differences: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def randomization(differences: np.ndarray, resamples: int, rng: np.random.Generator) -> float:
-    """Return the two-sided p-value of Fisher's randomization test: the share of sign vectors under which |sum of
-    differences| is at least the observed one.
+    """Return the two-sided p-value of Fisher's randomization test: the share of sign vectors for which |sum of
+    differences| is at least the observed value.
 
-    All sign vectors are tried if there are at most `resamples`; otherwise that many are drawn, and the observed one is
-    added. scipy's permutation_test computes the same, but takes minutes for thousands of queries.
+    All sign vectors are tried if there are at most `resamples`. Otherwise this number of vectors is drawn, and the
+    observed one is added. scipy's permutation_test computes the same, but takes minutes for thousands of queries.
     """
     count, total = len(differences), float(differences.sum())
     least = abs(total) - _TOLERANCE * float(np.abs(differences).sum())
@@ -121,7 +123,7 @@ def randomization(differences: np.ndarray, resamples: int, rng: np.random.Genera
         rows = min(step, vectors - start)
         if exact:
             bits: np.ndarray = (np.arange(start, start + rows)[:, None] >> np.arange(count)) & 1
-        else:  # whole words, so that the numbers do not depend on how many rows are drawn at a time
+        else:  # whole words are drawn, so that the bits do not depend on the number of rows at a time
             words = rng.integers(0, 2**64, (rows, -(-count // 64)), np.uint64)
             bits = np.unpackbits(words.view(np.uint8), axis=1)[:, :count]
         extremes += int((np.abs(total - 2 * (bits.astype(np.float64) @ differences)) >= least).sum())
@@ -133,10 +135,10 @@ def _rows_at_once(differences: np.ndarray) -> int:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for their number, which bounds the chance of any false positive (Holm 1979).
+    """Return p-values adjusted for their number (Holm 1979), which limits the probability of a false positive.
 
-    In ascending order, each p-value is multiplied by the number of tests not yet adjusted; the result is at least the
-    previous one and at most 1.
+    In ascending order, each p-value is multiplied by the number of tests that are not adjusted yet; the result is at
+    least the previous result, and at most 1.
 
     Example:
         >>> holm([0.04, 0.01, 0.03])
@@ -150,8 +152,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def welch_p_value(baseline: Sequence[float], system: Sequence[float]) -> float | None:
-    """Return the two-sided p-value of Welch's t-test between means of runs (seeds): it tests the method, not these
-    models on these queries. None with fewer than two runs of either, or if all runs are equal."""
+    """Return the two-sided p-value of Welch's t-test between means of runs (seeds): it tests the methods, not their
+    models. None if one system has fewer than two runs, or if the runs of each system are equal."""
     if min(len(baseline), len(system)) < 2 or max(np.ptp(baseline), np.ptp(system)) < _TOLERANCE:
         return None
     # Of moments: scipy warns about the runs of one system that are equal, of which Welch's test is defined.

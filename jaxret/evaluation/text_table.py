@@ -9,13 +9,13 @@ Row = Sequence[str]
 
 
 class Html(str):
-    """A piece of HTML, which nothing escapes again."""
+    """A piece of HTML, which is not escaped again."""
 
     __slots__ = ()
 
 
 def as_html(value: str) -> Html:
-    """Return text with the signs of HTML escaped, and HTML as it is."""
+    """Return text with escaped special characters; HTML is returned unchanged."""
     return value if isinstance(value, Html) else Html(html.escape(value))
 
 
@@ -37,7 +37,7 @@ def markdown_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
 
 
 def html_table(header: Row, rows: Sequence[Row], left: int = 1) -> Html:
-    """Return an HTML table; the first `left` columns are aligned left, the others right. Cells are text."""
+    """Return an HTML table; the first `left` columns are aligned left, the others right. Cells are escaped."""
 
     def line(kind: str, row: Row) -> str:
         sides = ("left" if i < left else "right" for i in range(len(row)))
@@ -49,5 +49,5 @@ def html_table(header: Row, rows: Sequence[Row], left: int = 1) -> Html:
 
 
 def html_paragraphs(parts: Sequence[str]) -> Html:
-    """Return HTML of parts: HTML as it is, text as paragraphs."""
+    """Return HTML of some parts: HTML is unchanged, and each text becomes a paragraph."""
     return Html("".join(part if isinstance(part, Html) else f"<p>{html.escape(part)}</p>" for part in parts))

@@ -11,7 +11,7 @@ from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25 import BM25
-from jaxret.search.bm25_index import MANIFEST, read_bm25_manifest
+from jaxret.search.bm25_index import BM25_MANIFEST, read_bm25_manifest
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.exact_fusion import BM25System, DenseSystem, ScoringSystem
 from jaxret.search.searcher import Searcher
@@ -60,7 +60,7 @@ def _is_bm25(folder: str) -> bool:
 
 
 def _open_bm25(folder: str, encoded_name: str) -> OpenSystem:
-    names = sorted(path.parent.name for path in Path(folder).glob(f"bm25/*/{MANIFEST}"))
+    names = sorted(path.parent.name for path in Path(folder).glob(f"bm25/*/{BM25_MANIFEST}"))
     matches = [name for name in names if encoded_name in ("", name)]
     if len(matches) != 1:
         listing = ", ".join(names) or "none"

@@ -1,4 +1,4 @@
-"""Keys that releases add to the files of a run, with defaults, so that runs of earlier releases can be resumed."""
+"""Keys that a release adds to the files of a run, with defaults, so that runs of earlier releases can be resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADDED_KEYS: dict[str, dict[str, Any]] = {"config.json": {}, "contract.json": {}}
 
 
 def complete_config(stored_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored config with the keys that were added to configs since."""
+    """Return a stored config with the keys that later releases added to configs."""
     tree: dict[str, Any] = {}
     for key, value in (ADDED_KEYS["config.json"] | flatten(stored_config)).items():
         *groups, name = key.split(".")
@@ -25,6 +25,6 @@ def complete_config(stored_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete_contract(stored_contract: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored contract, flattened, with those keys of the current contract that were added since."""
+    """Return a stored contract, flattened, with the keys of the current contract that later releases added."""
     keys = flatten(current)
     return {key: value for key, value in ADDED_KEYS["contract.json"].items() if key in keys} | flatten(stored_contract)

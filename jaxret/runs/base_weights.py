@@ -1,4 +1,4 @@
-"""The base of a run with adapters: the encoder that it began with, which its checkpoints do not hold."""
+"""The base of a run with adapters: the encoder with which it began, which is not in its checkpoints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_base(
 
 
 def encoder_of_base(workdir: Workdir, config: ConfigDict) -> Path:
-    """Return the directory of encoder.checkpoint, whose weights are those that a run with adapters began with.
+    """Return the directory of encoder.checkpoint, after checking that its weights are the base of a run with adapters.
 
     Raises as `read_base` does.
     """

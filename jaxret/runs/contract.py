@@ -1,6 +1,6 @@
 """The contract of a run: all settings that change a vector, and nothing else.
 
-It is written beside checkpoints, shards and results. Contracts that differ stop the job, with both values of each key.
+It is stored with checkpoints, shards and results. If two contracts differ, the job stops with both values of each key.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jaxret.runs.mismatch import ContractError, require_equal
 
 VERSION = 2
 LENGTHS = ("query_length", "passage_length")
-DIMENSION = "dimension"  # numbers of vectors that are cut; a contract of whole vectors has no such key
+DIMENSION = "dimension"  # key for the dimension of cut vectors; the contract of uncut vectors does not have it
 
 
 def make_contract(model: Model, tokenizer: TextTokenizer, folder: Path) -> dict[str, Any]:
-    """Return the contract of a model that reads with the tokenizer of `folder`, as read back from JSON."""
+    """Return the contract of a model with the tokenizer of `folder`, in the form that JSON returns."""
     contract = {
         "version": VERSION,
         "text": tokenizer.markers,
@@ -32,11 +32,11 @@ def make_contract(model: Model, tokenizer: TextTokenizer, folder: Path) -> dict[
         **tokenizer.joins,
         **model.contract(),
     }
-    return json.loads(json.dumps(contract))  # tuples are lists, as in a file
+    return json.loads(json.dumps(contract))  # turns tuples into lists
 
 
 def of_whole_vectors(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a contract without the size of vectors that are cut."""
+    """Return a contract without the dimension of cut vectors."""
     return {key: value for key, value in contract.items() if key != DIMENSION}
 
 
@@ -53,10 +53,10 @@ def require_same_contract(
     Args:
         stored_contract: the contract in a file.
         current: the contract of a model and its tokenizer.
-        stored_name: the file, for the error.
-        current_name: the model, for the error.
-        remedy: a sentence that ends the error.
-        lengths: whether the lengths of queries and passages, and of vectors, count.
+        stored_name: the file, for the error message.
+        current_name: the model, for the error message.
+        remedy: the last sentence of the error message.
+        lengths: whether the lengths of queries and passages and the dimension of vectors are compared, too.
     """
     try:
         version, expected = stored_contract["version"], complete_contract(stored_contract, current)

@@ -1,4 +1,4 @@
-"""The first numbers of vectors, by the same arithmetic for stored vectors and for new ones: the bytes are the same."""
+"""Cut vectors to their first dimensions: stored and new ones by the same arithmetic, so that the bytes are equal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def cut_vectors(vectors: np.ndarray, size: int, normalize: bool) -> np.ndarray:
-    """Return the first `size` numbers of vectors [..., D], in their type.
+    """Return the first `size` dimensions of vectors [..., D], in the same dtype.
 
-    With `normalize`, they are scaled to length 1: in float64, rounded once. A vector of zeros stays one.
+    With `normalize`, they are scaled to length 1 in float64, and rounded once. A vector of zeros stays zero.
     """
     first = np.ascontiguousarray(vectors[..., :size])
     if not normalize or not first.size:

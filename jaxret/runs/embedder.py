@@ -1,4 +1,4 @@
-"""Encodes many texts to vectors on the host: sorted by length, in batches of few static shapes."""
+"""Encode many texts to vectors, sorted by length, in batches of few static shapes."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.types import Embeddings, Ragged, SparseRows, TextVectors, Tokens
 
 SMALLEST_BATCH = 8
-IN_FLIGHT = 2  # batches on the device while the host prepares and stores others
+IN_FLIGHT = 2  # batches on the device while the host prepares and stores other batches
 
 
 def padded_length(length: int) -> int:
-    """Return the next padded length: multiples of 8 up to 128, of 16 up to 256, then of 32.
+    """Return a length, rounded up to a multiple of 8 up to 128, of 16 up to 256, and of 32 above.
 
-    At most an eighth is wasted from 64 tokens up, with few programs.
+    From 64 tokens on, padding is at most an eighth, and few programs are compiled.
     """
     step = 8 if length <= 128 else 16 if length <= 256 else 32
     return max(-(-length // step) * step, 8)
 
 
-Padding = Callable[[int], int]  # the length that a text of so many tokens is padded to
+Padding = Callable[[int], int]  # function that returns the padded length of a text
 
 
 def plan_batches(
     lengths: np.ndarray, tokens_per_batch: int, multiple: int, padding: Padding = padded_length
 ) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yield (rows, padded number of rows, padded length) of batches, longest texts first, ties in their order.
+    """Yield (rows, padded number of rows, padded length) of batches, longest texts first, equal lengths in their order.
 
-    A batch holds about `tokens_per_batch` tokens; its number of rows is a power of two times `multiple` (the number of
-    devices) and depends on its length only, except for the last batch, which shrinks. A single text, such as a query of
-    a user, is not padded to the smallest batch: that would take four times as long.
+    A batch has about `tokens_per_batch` tokens. Its number of rows is a power of two times `multiple`. It depends only
+    on the padded length, except that the last batch may be smaller. A single text, such as a query of a user, is not
+    padded to SMALLEST_BATCH, which would take four times as long.
 
     Args:
         lengths: tokens of each text.
-        tokens_per_batch: tokens of a batch, approximately.
+        tokens_per_batch: approximate tokens of a batch.
         multiple: number of devices.
-        padding: padded length of a text.
+        padding: function that returns the padded length of a text.
     """
     least = SMALLEST_BATCH if len(lengths) > 1 else 1
     order = np.argsort(-lengths, kind="stable")
@@ -78,7 +78,7 @@ def plan_batches(
 
 @dataclass
 class EncodingCounts:
-    """Counts of the tokens and programs that an embedder computed so far."""
+    """Counts of the tokens that an embedder has encoded and of the programs that it has compiled."""
 
     real_tokens: int = 0
     padded_tokens: int = 0
@@ -90,40 +90,40 @@ Programs = dict[tuple[RetrieverModel, Mesh, Side], Program]
 
 @dataclass(frozen=True)
 class Embedder:
-    """Encodes any number of texts with `RetrieverModel.encode` and fixed parameters, and cuts their vectors to
-    `RetrieverModel.dimension` numbers.
+    """A function that encodes any number of texts with `RetrieverModel.encode` and fixed parameters, and cuts their
+    vectors to `RetrieverModel.dimension`.
     """
 
     retriever: RetrieverModel
     params: Any = field(repr=False)
     mesh: Mesh
-    pad_id: int  # Id of padding
-    max_lengths: Mapping[Side, int]  # Upper bound of the padded length of queries and passages, in tokens
-    tokens_per_batch: int  # Tokens of a batch, approximately
-    # Programs, which depend on model, mesh and side alone; embedders with other parameters may share them
+    pad_id: int  # id of padding
+    max_lengths: Mapping[Side, int]  # largest padded length of queries and of passages, in tokens
+    tokens_per_batch: int  # approximate tokens of a batch
+    # Programs depend only on model, mesh and side, so embedders with other parameters may share them.
     program_cache: Programs = field(default_factory=dict, repr=False, compare=False)
-    counts: EncodingCounts = field(default_factory=EncodingCounts, compare=False)  # Counts of the work done
-    # Words that a passage has at most, the heaviest ones, where vectors are weights of words; 0: all
+    counts: EncodingCounts = field(default_factory=EncodingCounts, compare=False)
+    # Largest number of words stored for a sparse passage, those with the largest weights; 0: no limit.
     most_words: int = 0
-    # Padded length of a text; a server has fewer, and compiles all of them before it begins
+    # Padded length of a text. A server uses fewer lengths, and compiles programs for all of them at its start.
     padding: Padding = padded_length
 
     def with_params(self, params: Any) -> Embedder:
-        """Return a copy with other parameters of the same shapes; nothing is compiled again."""
+        """Return a copy with other parameters of the same shapes; no program is compiled again."""
         return replace(self, params=params)
 
     @property
     def programs(self) -> int:
-        """Number of programs compiled so far."""
+        """Return the number of programs compiled so far."""
         return self.counts.programs
 
     @property
     def padding_ratio(self) -> float:
-        """Computed tokens per real token."""
+        """Return the ratio of padded tokens to real tokens."""
         return self.counts.padded_tokens / max(self.counts.real_tokens, 1)
 
     def program(self, side: Side) -> Program:
-        """Return the program that encodes a batch, to whole vectors, compiled once per shape; rows are split over
+        """Return the program that encodes a batch to uncut vectors. It is compiled for each shape, and splits rows over
         devices."""
         key = self.retriever.uncut, self.mesh, side
         if key not in self.program_cache:
@@ -144,8 +144,7 @@ class Embedder:
     def sharded_encode(
         self, side: Side, transform: Callable[[Embeddings], Any] = lambda embeddings: embeddings
     ) -> Callable[[Any, Tokens], Any]:
-        """Return a function (params, tokens) -> `transform` of their embeddings, whole vectors, for use inside a jitted
-        program.
+        """Return a function (params, tokens) -> `transform` of the uncut embeddings, for use in a jitted program.
 
         Each device encodes its rows, and gathers parameters with `ParameterGatherer`.
         """
@@ -168,6 +167,8 @@ class Embedder:
 
         Args:
             texts: token ids.
+            side: "query" or "passage".
+            progress: whether to show a bar.
             advance: called with the number of texts of each finished batch.
         """
         if not len(texts) and self.retriever.sparse:
@@ -186,10 +187,10 @@ class Embedder:
     def encode_stream(
         self, parts: Iterator[Ragged], side: Side, advance: Callable[[int], object] = lambda _: None
     ) -> Iterator[TextVectors]:
-        """Yield the vectors of each part, none of which may be empty.
+        """Yield the vectors of each part; a part must not be empty.
 
-        The next part is read, and its first batches are on the device, before the last vectors of the current part are
-        copied, so that the device does not wait between parts.
+        The next part is read, and its first batches are sent to the device, before the last vectors of the current part
+        are copied. So the device does not wait between parts.
         """
         flight: deque[tuple[_Vectors | _SparseVectors, np.ndarray, jax.Array]] = deque()
         program = self.program(side)
@@ -221,7 +222,7 @@ class Embedder:
             tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
             count_before = program.count
             vectors = program(self.params, shard_whole_batch(self.mesh, tokens))
-            vectors.copy_to_host_async()  # starts when it is computed, during the next batch
+            vectors.copy_to_host_async()  # the copy starts when the batch is computed, during the next batch
             self.counts.programs += program.count - count_before
             self.counts.real_tokens += int(texts.lengths[rows].sum())
             self.counts.padded_tokens += size * length
@@ -230,11 +231,11 @@ class Embedder:
 
 @dataclass
 class _Vectors:
-    """Buffer for the vectors of a part; `missing_texts` have none yet. What is longer than its rows is cut."""
+    """A buffer for the vectors of a part. Vectors with more dimensions than the buffer are cut."""
 
-    flat: np.ndarray  # [R,D]
-    offsets: np.ndarray
-    missing_texts: int
+    flat: np.ndarray  # [R,D], vectors of all texts
+    offsets: np.ndarray  # row of the first vector of each text, and R
+    missing_texts: int  # number of texts without vectors yet
     normalize: bool  # whether cut vectors are scaled to length 1
 
     def store(self, rows: np.ndarray, vectors: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Fills open settings of a config from the modules of a sentence-transformers directory."""
+"""Set unset keys of a config to the settings of a sentence-transformers directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxret.models.encoders.sentence_transformers import (
 )
 from jaxret.models.heads import HEADS
 
-# The keys that a directory can set, with the value that counts as not set (the default of configs/base.py).
+# The keys that a directory can set, with the value that counts as unset (the default of configs/base.py).
 UNSET: dict[str, Any] = {
     **{f"head.{name}.{key}": getattr(head, key) for name, head in HEADS.items() for key in head.DIRECTORY_KEYS},
     "head.token": "cls",
@@ -49,17 +49,18 @@ def settings_family(settings: Mapping[str, Any]) -> str:
 def apply_settings(
     config: ConfigDict, settings: Mapping[str, Any], source: str, explicit_keys: Iterable[str] = ()
 ) -> tuple[ConfigDict, list[str]]:
-    """Return a copy of the config with unset keys taken from a directory, and the changes as "key=value" texts.
+    """Return a copy of the config with unset keys set from a directory, and the changes as "key=value" texts.
 
     A key is unset if it has the default of configs/base.py and is not explicit. A length may be shorter than the
-    directory's, an explicit empty prompt may stand beside tokens.prompts, and the separator of titles may be another
-    one: no file of the directory has it. A head with other vectors than the directory's takes only settings of texts
-    from it.
+    directory's. An explicit empty prompt is allowed together with tokens.prompts. The separator of titles may differ,
+    because no file of the directory has it. For a head with other vectors than the directory's, only the settings of
+    texts are used.
 
     Args:
+        config: the config.
         settings: settings of the directory, by key of the config.
-        source: name of the directory, for the error.
-        explicit_keys: keys that the user set, even to the default.
+        source: name of the directory, for the error message.
+        explicit_keys: keys that the user set, also to the default.
 
     Raises:
         ValueError: keys of the config contradict the directory; the message names all of them.

@@ -1,4 +1,4 @@
-"""Identity of a system: all settings and data that results depend on, except seeds."""
+"""The identity of a system: all settings and data on which results depend, except seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# Keys of a config that change no result. Paths of data are among them: data.json has digests of their content.
+# Keys of a config that change no result. Paths of data belong to them, because data.json has digests of the content.
 NO_RESULT = (
     r"mesh\.(?!reduce_dtype).*|encode\.(?!dtype|dimension|words).*|encoder\.(attention|recompute|download|ignore)"
     r"|train\.(chunk_size|log_every|trackers|tracker_project|profile)|data\.(train|dev|store|dev_negatives_run)"

@@ -1,4 +1,4 @@
-"""Options of a process that is one of several of a job."""
+"""The options by which the processes of a job find each other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from jaxret.configs.options import check_options, option
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How the processes of a job find each other. Raises ValueError for a value that is not allowed; `join` checks that
-    they fit together."""
+    """The options by which the processes of a job find each other. Raises ValueError for a value that is not allowed.
+    `join` checks that the options fit together."""
 
     coordinator: str = option(
         "",
@@ -24,7 +24,7 @@ class JobOptions:
         check_options(self)
 
     def join(self) -> None:
-        """Join the job, if there is one. Called before the first array is made."""
-        from jaxret.parallel.processes import initialize_distributed  # it imports JAX, and flags are parsed without
+        """Join the job, if the options describe one. Must be called before the first array is made."""
+        from jaxret.parallel.processes import initialize_distributed  # imports JAX, which parsing flags must not
 
         initialize_distributed(self.coordinator, self.num_processes, self.process_id, self.initialization_timeout)

@@ -1,4 +1,4 @@
-"""One job writes to a folder at a time; reading needs no lock."""
+"""The lock of a folder that only one job may write to; reading needs no lock."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PAUSE = 0.2  # seconds between two attempts to take a lock that another job hol
 
 @contextlib.contextmanager
 def hold_folder(folder: Path, job: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a folder for the block, and remove temporary files that killed writers left there.
+    """Hold the lock of a folder for the block, and remove temporary files that killed writers left in the folder.
 
-    The processes of one jax.distributed job hold the lock together: process 0 takes it, so all of them must call this,
-    in the same order, and they leave the block together.
+    The processes of one jax.distributed job share the lock. Process 0 takes it, so all must call this function, in the
+    same order, and they leave the block together.
 
     Args:
-        folder: made if it does not exist.
-        job: what is done, for the error of another one.
-        patience: seconds to wait for another job that holds the lock, from its last change of a file of the folder.
+        folder: the folder, which is created if it does not exist.
+        job: description of the job, for the error message in another job.
+        patience: seconds to wait for another job that holds the lock, from its last change of a file in the folder.
 
     Raises:
-        LockedError: (in every process) another job holds the lock.
+        LockedError: another job holds the lock (raised in every process).
         StorageError: the folder cannot be written.
     """
     folder = Path(folder)
@@ -62,7 +62,7 @@ def hold_folder(folder: Path, job: str, patience: float = 0.0) -> Iterator[None]
             lock.release()
             if is_new:
                 with contextlib.suppress(OSError):
-                    folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
+                    folder.rmdir()  # succeeds if it is empty: a job that failed at once leaves no folder
 
 
 def _take(folder: Path, job: str, patience: float) -> FolderLock:

@@ -1,7 +1,7 @@
-"""Comparison of two records that must agree, key by key.
+"""Compare two records that must agree, key by key.
 
-A difference stops the job with both values, because the alternative is vectors that look right but retrieve nonsense.
-The content of a run's contract is in runs/contract.py.
+A difference stops the job with both values. Otherwise vectors would look right, but retrieve nonsense. The content of a
+run's contract is in runs/contract.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class ContractError(ValueError):
-    """Two artefacts that should belong together do not."""
+    """Two files or folders do not belong together, although they should."""
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -32,11 +32,11 @@ def require_equal(
     """Raise ContractError with both values of every key on which two (nested, JSON-like) mappings differ.
 
     Args:
-        expected: the stored side.
-        actual: the current side.
-        expected_name: name of the stored side, for the error.
-        actual_name: name of the current side, for the error.
-        remedy: advice at the end of the error.
+        expected: the stored record.
+        actual: the current record.
+        expected_name: name of the stored record, for the error message.
+        actual_name: name of the current record, for the error message.
+        remedy: advice at the end of the error message.
     """
     left, right = flatten(expected), flatten(actual)
     placeholder = "(absent)"

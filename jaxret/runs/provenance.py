@@ -1,4 +1,4 @@
-"""The provenance of a result: the checkpoint, its config and training data, the corpus, and the search."""
+"""The provenance of a result: checkpoint, config, training data, corpus and search settings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from jaxret.storage.atomic import read_json
 
 
 def make_provenance(run: Run, corpus_identity: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a number was measured with, as JSON for its file.
+    """Return the provenance of a measured number as JSON.
 
-    corpus_identity, search: of the corpus that was searched, and how.
+    `corpus_identity` identifies the corpus that was searched; `search` are the settings of the search.
     """
     return {
         "checkpoint": run.checkpoint,

@@ -1,5 +1,4 @@
-"""Generates queries for many passages: prompts sorted by length, in batches of few static shapes, whose rows are split
-over the devices."""
+"""Generate queries for many passages, sorted by the length of their prompts, in batches of few static shapes."""
 
 from __future__ import annotations
 
@@ -27,17 +26,17 @@ from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged, Tokens
 
 FIELDS = ("{passage}", "{title}", "{text}")
-_CHARACTERS = 64  # of a passage that are read for each token of the limit; English has 4 to 5 for each
+_CHARACTERS = 64  # characters of a passage that are read for each token of the limit; English has 4 to 5 per token
 
 
 @dataclass(frozen=True)
 class PromptTokenizer:
-    """A prompt with a passage -> token ids, of which the passage's are cut so that all of the prompt remains."""
+    """A function that turns a passage into the token ids of a prompt. A long passage is cut, but never the prompt."""
 
     backend: Any  # tokenizers.Tokenizer of the generator
-    template: str  # Prompt in which "{passage}" (title and text), "{title}" and "{text}" stand for the passage's
-    limit: int  # Most tokens, with the end of text
-    end_id: int  # Id of the end of text
+    template: str  # prompt with at least one of "{passage}" (title and text), "{title}" and "{text}"
+    limit: int  # largest number of tokens, including the end of text
+    end_id: int  # id of the end of text
 
     def __post_init__(self) -> None:
         if not any(name in self.template for name in FIELDS):
@@ -57,13 +56,13 @@ class PromptTokenizer:
         ids = self._ids(self._prompt(title, text))
         while len(ids) > self.limit:
             cut = True
-            # The text loses its last tokens, the title only when there is no text left.
+            # The title is cut only if no text is left.
             title, text = (title, self._shorten(text, len(ids))) if text else (self._shorten(title, len(ids)), "")
             ids = self._ids(self._prompt(title, text))
         return ids, cut
 
     def _shorten(self, text: str, length: int) -> str:
-        """Return a text without as many of its last tokens as `length` has too many, at least without one character."""
+        """Return a text without its last tokens, so many as `length` exceeds the limit, but at least one character."""
         ends = [end for _, end in self.backend.encode(text, add_special_tokens=False).offsets]
         count = len(ends) - (length - self.limit)
         return text[: min(ends[count - 1], len(text) - 1)].rstrip() if count > 0 else ""
@@ -88,22 +87,24 @@ class QueryGenerator:
     """A T5 model that generates queries for any number of passages."""
 
     generator: T5Generator
-    params: Any = field(repr=False)  # Its parameters, on every device whole
+    params: Any = field(repr=False)  # parameters, replicated on every device
     mesh: Mesh
-    prompts: PromptTokenizer  # Makes token ids of passages
-    options: DecodingOptions  # How to decode
-    tokens_per_batch: int  # Tokens of a batch of prompts, approximately, over the sequences that are decoded for each
+    prompts: PromptTokenizer  # turns passages into token ids
+    options: DecodingOptions
+    tokens_per_batch: int  # approximate tokens of a batch of prompts, times the sequences decoded for each prompt
 
     @cached_property
     def program(self) -> Program:
-        """The program that generates for a batch, compiled once per shape. Devices decode their rows independently of
-        each other, so that one with short queries does not wait at every token."""
+        """Return the program that generates queries for a batch, which is compiled for each shape.
+
+        Devices decode their rows independently, so that a device with short queries does not wait at every token.
+        """
         generate = jax.shard_map(
             partial(generate_tokens, self.generator, self.options),
             mesh=self.mesh,
             in_specs=(P(), P(ROW_AXES), P(ROW_AXES)),
             out_specs=P(ROW_AXES),
-            check_vma=False,  # zeros and constants begin the loop's state; there is no collective in it
+            check_vma=False,  # the loop begins with constants, and has no collective
         )
         rows = row_sharding(self.mesh)
         return Program(
@@ -140,7 +141,7 @@ class QueryGenerator:
         return queries, sum(cut for _, cut in prompts)
 
     def texts(self, sequences: np.ndarray) -> list[str]:
-        """Return the different texts of one passage's queries [queries, U], best first, without empty ones."""
+        """Return the distinct texts of one passage's queries [queries, U], best first, without empty ones."""
         words = (self.prompts.backend.decode(ids.tolist(), skip_special_tokens=True) for ids in sequences)
         return [text for text in dict.fromkeys(" ".join(text.split()) for text in words) if text]
 
@@ -179,7 +180,7 @@ def open_query_generator(
     compute = Compute(jnp.dtype(dtype))
 
     def place(path: tuple[Any, ...], leaf: np.ndarray) -> jax.Array:
-        kernel = path_name(path).endswith("kernel")  # norms, tables and the stream of states stay float32
+        kernel = path_name(path).endswith("kernel")  # norms, tables and hidden states stay float32
         return jax.device_put(leaf.astype(compute.dtype) if kernel else leaf, replicated_sharding(mesh))
 
     params = jax.tree_util.tree_map_with_path(place, params)

@@ -1,4 +1,7 @@
-"""A Ray cluster as a place to run work that any worker may do, and do again: options, connection, workers, errors."""
+"""Run functions on the workers of a Ray cluster: options, connection, workers, and errors.
+
+Any worker may run any call, and a call may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ANSWER_SECONDS = 10  # in which a cluster must answer
-RETRIES = 3  # of work whose worker or host died
+ANSWER_SECONDS = 10  # seconds to wait for an answer of the cluster
+RETRIES = 3  # retries after a worker or its host died
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where work runs: in this process, or by the workers of a Ray cluster. Raises ValueError for other values."""
+    """The options that choose between this process and the workers of a Ray cluster. Raises ValueError for other
+    values."""
 
     engine: str = option(
         "",
@@ -32,7 +36,7 @@ class EngineOptions:
     )
     workers: int = option(1, "with --engine: number of workers", lower_bound=1)
     resources: str = option("CPU:1", "with --engine: devices of each worker, such as GPU:1, TPU:4 or CPU:2")
-    explicit_fields: tuple[str, ...] = ()  # those on the command line, also with the default value
+    explicit_fields: tuple[str, ...] = ()  # names of the fields on the command line, also those with the default value
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -43,8 +47,7 @@ class EngineOptions:
         self.worker_resources()
 
     def worker_resources(self) -> dict[str, Any]:
-        """Return the resources of a worker as arguments of Ray. Raises ValueError for a text that is no kind and
-        number."""
+        """Return the resources of a worker as arguments of Ray. Raises ValueError unless the text is KIND:NUMBER."""
         kind, _, count = self.resources.partition(":")
         if not kind or not count.isdecimal() or int(count) < 1:
             raise ValueError(f"resources is {self.resources!r}; it must be a kind and a number, as GPU:1 or CPU:2")
@@ -55,11 +58,11 @@ class EngineOptions:
 
 @contextmanager
 def connected(options: EngineOptions) -> Iterator[Any]:
-    """Yield the module ray, connected to the cluster of `options`. Disconnecting at the end ends this job's workers.
+    """Yield the module ray, connected to a cluster. At the end it disconnects, which ends this job's workers.
 
-    Raises ValueError where Ray is not installed, and ConnectionError where nothing answers at the cluster's address.
+    Raises ValueError if Ray is not installed, and ConnectionError if nothing answers at the cluster's address.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no statistics are sent to Ray's authors
     try:
         import ray
     except ImportError as error:
@@ -68,7 +71,7 @@ def connected(options: EngineOptions) -> Iterator[Any]:
     address = options.engine if options.engine != "ray" else None  # Ray reads RAY_ADDRESS
     try:
         ray.init(address=address, logging_level=logging.WARNING)
-    except Exception as error:  # Ray raises many types, and texts with the stack of its server
+    except Exception as error:  # Ray raises many types, and messages with a traceback of its server
         reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
         raise ConnectionError(
             f"the Ray cluster of --engine={options.engine} does not take this job ({reason.strip()[:300]}); if its "
@@ -81,7 +84,7 @@ def connected(options: EngineOptions) -> Iterator[Any]:
 
 
 def _require_answer(address: str) -> None:
-    """Raise ConnectionError if nothing answers at HOST:PORT: Ray itself would try for minutes, without a word."""
+    """Raise ConnectionError if nothing answers at HOST:PORT. Ray itself would try for minutes without a message."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():  # "auto", or a local cluster
         return
@@ -95,48 +98,48 @@ def _require_answer(address: str) -> None:
 
 @dataclass(frozen=True)
 class RunOpening:
-    """How a worker opens a run."""
+    """The arguments with which a worker opens a run."""
 
     workdir: str  # path or address of the run
     checkpoint: str  # "best", "last" or a step
-    platform: str  # "gpu", "tpu" or "cpu" that workers must have; "" for any
+    platform: str  # platform that workers must have: "gpu", "tpu", "cpu", or "" for any
     arguments: dict[str, Any]  # further arguments of `open_run`
-    current: str = field(default_factory=os.getcwd)  # folder that paths are relative to
+    current: str = field(default_factory=os.getcwd)  # folder to which paths are relative
 
     def open(self) -> Run:
-        """Return the run, opened. Raises as `open_run` and `require_platform` do."""
-        from jaxret.parallel.processes import require_platform  # it imports JAX, and flags are parsed without
+        """Open the run, and return it. Raises as `open_run` and `require_platform` do."""
+        from jaxret.parallel.processes import require_platform  # imports JAX, which parsing flags must not
         from jaxret.runs.run import open_run
 
-        if os.path.isdir(self.current):  # else all is in buckets, or a path is missed by its name
+        if os.path.isdir(self.current):  # otherwise all files are in buckets, or opening the run raises an error
             os.chdir(self.current)
         require_platform(self.platform, "--platform")
         return open_run(self.workdir, self.checkpoint, **self.arguments)
 
 
 class RayWorkers:
-    """Workers of a Ray cluster that call functions: any of them any call, and again a call whose worker died.
+    """Workers of a Ray cluster that call functions. Any worker may run any call; if it dies, the call is repeated.
 
-    A worker that died is replaced, RETRIES times in a row. Workers that find no room wait until a host comes, and the
-    others do their calls meanwhile. `platform` and `attention` are what runs are opened with there.
+    A worker that died is replaced, RETRIES times in a row. Workers without resources wait until the cluster has a new
+    host; the others run their calls meanwhile. Workers open runs with `platform` and `attention`.
     """
 
     def __init__(self, ray: Any, options: EngineOptions, platform: str = "", attention: str | None = None) -> None:
         """Start workers.
 
         Args:
-            ray: the module, connected.
-            options: how many workers, and what each has for itself.
-            platform: "gpu", "tpu" or "cpu" that workers must have; "" for any.
-            attention: None for that of training.
+            ray: the module, connected to a cluster.
+            options: the number of workers, and the resources of each.
+            platform: platform that workers must have: "gpu", "tpu", "cpu", or "" for any.
+            attention: implementation of attention; None: the same as in training.
         """
         self.count, self.platform, self.attention = options.workers, platform, attention
         self._ray = ray
         self._create = ray.remote(**options.worker_resources())(_Worker).remote
-        self._actors: dict[int, Any] = {}  # by number, those that live or wait for room
-        self._deaths = [0] * self.count  # of each number, since it last finished a call
-        self._calls: dict[Any, tuple[int, int | None]] = {}  # answer -> number, place of the call; None: the start
-        self._idle: set[int] = set()
+        self._actors: dict[int, Any] = {}  # number -> worker that is alive or waits for resources
+        self._deaths = [0] * self.count  # deaths of each worker since it last finished a call
+        self._calls: dict[Any, tuple[int, int | None]] = {}  # answer -> (worker, index of the call; None: its start)
+        self._idle: set[int] = set()  # numbers of idle workers
         for number in range(self.count):
             self._start(number)
 
@@ -145,15 +148,15 @@ class RayWorkers:
         self._calls[self._actors[number].call.remote(_start_empty)] = (number, None)
 
     def share(self, value: Any) -> Any:
-        """Return a value as an argument of many calls, which is sent to each host once."""
+        """Return a reference to a value for the arguments of many calls; the value is sent to each host once."""
         return self._ray.put(value)
 
     def run(self, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
-        """Return the results of `function(state, *call)` for each call, where `state` is a dict of the worker's own.
+        """Return the results of `function(state, *call)` for each call; `state` is a dict that the worker keeps.
 
-        A worker does the call of its own number first, so that in the next run its state may have what that needs.
+        A worker first runs the call with its own number, for which its state may have been made by an earlier `run`.
 
-        Raises the error of a call, which is not tried again, and RuntimeError if no worker is left.
+        Raises the error of a call, which is not repeated, and RuntimeError if no worker is left.
         """
         results: dict[int, T] = {}
         queue = list(range(len(calls)))
@@ -183,7 +186,7 @@ class RayWorkers:
         return [results[place] for place in range(len(calls))]
 
     def _replace(self, number: int, error: Exception) -> None:
-        """Start a worker that died again. Raises RuntimeError if it died too often and was the last one."""
+        """Restart a worker that died. Raises RuntimeError if it died too often and was the last one."""
         self._deaths[number] += 1
         if self._deaths[number] <= RETRIES:
             self._start(number)
@@ -194,7 +197,7 @@ class RayWorkers:
 
 
 class _Worker:
-    """The process of a worker: it calls functions with a dict that lives as long."""
+    """The process of a worker. It calls functions with a dict that exists until the process ends."""
 
     def __init__(self) -> None:
         self._state: dict[str, Any] = {}
@@ -204,14 +207,14 @@ class _Worker:
 
 
 def _start_empty(state: dict[str, Any]) -> None:
-    """Do nothing: that it returns shows that the worker has started."""
+    """Do nothing. The answer shows that the worker has started."""
 
 
 @contextmanager
 def ray_workers(
     options: EngineOptions, platform: str = "", attention: str | None = None
 ) -> Iterator[RayWorkers | None]:
-    """Yield the workers of a Ray cluster (`RayWorkers`); None where `options` has no engine. Raises as `connected`."""
+    """Yield the workers of a Ray cluster, or None if the options have no engine. Raises as `connected` does."""
     if not options.engine:
         yield None
         return
@@ -221,8 +224,8 @@ def ray_workers(
 
 
 def describe_workers(ray: Any, options: EngineOptions, progress: bool = True) -> None:
-    """Print how many workers there are, and whether they have to wait for a host."""
-    from jaxret.parallel.progress import job_log  # it imports tqdm, and flags are parsed without
+    """Print the number of workers, and whether they have to wait for a host."""
+    from jaxret.parallel.progress import job_log  # imports tqdm, which parsing flags must not
 
     log = job_log(progress)
     log(f"{options.workers} workers of Ray, each with {options.resources}")

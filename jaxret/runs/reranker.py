@@ -1,4 +1,4 @@
-"""Opens a trained cross-encoder for scoring: of a run, or of a directory in transformers' format."""
+"""Open a trained cross-encoder for scoring, from a run or from a directory in transformers' format."""
 
 from __future__ import annotations
 
@@ -33,18 +33,16 @@ from jaxret.storage.atomic import read_json
 from jaxret.storage.checkpoint import tree_digest
 from jaxret.types import Ragged
 
-QUERY_LENGTH, TOKENS_PER_BATCH = 128, 16384  # defaults of a cross-encoder that is not a run
+QUERY_LENGTH, TOKENS_PER_BATCH = 128, 16384  # defaults for a cross-encoder without a run
 
 
 @dataclass(frozen=True)
 class Reranker:
-    """Scores pairs of query and passage texts.
-
-    `origin` describes the model in results (JSON): checkpoint, config and, for a run, its training data.
-    """
+    """A function that scores pairs of query and passage texts."""
 
     scorer: PairScorer
     tokenizer: TextTokenizer
+    # Description of the model in results (JSON): checkpoint, config and, for a run, its training data.
     origin: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __call__(
@@ -60,6 +58,7 @@ class Reranker:
             queries: queries by id.
             passages: passages by id.
             pairs: (query id, passage id) of each pair.
+            progress: whether to show a bar.
         """
         texts = self.scorer_of(queries, passages, progress)
         with Progress("score", len(pairs), "pair", shown=progress) as bar:
@@ -68,7 +67,7 @@ class Reranker:
     def scorer_of(
         self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False
     ) -> TextScores:
-        """Tokenize texts, so that pairs of them can be scored."""
+        """Tokenize texts, and return a function that scores pairs of them."""
         cut = Truncation("queries", self.tokenizer.query_length), Truncation("passages", self.tokenizer.passage_length)
         query_tokens = self.tokenizer.queries(queries.values(), progress, cut[0])
         passage_tokens = self.tokenizer.passages(passages.values(), progress, cut[1])
@@ -104,18 +103,21 @@ class TextScores:
 
     @property
     def cut(self) -> tuple[Truncation, ...]:
-        """Effect of the length limits so far; of pairs only if one was cut."""
+        """Return the effects of the length limits so far; the effect on pairs only if a pair was cut."""
         return (*self.text_truncations, *([self.pair_truncation] if self.pair_truncation.cut else []))
 
 
 def make_pair_scorer(
     model: CrossEncoderModel, params: Any, mesh: Mesh, tokenizer: TextTokenizer, tokens_per_batch: int
 ) -> PairScorer:
-    """Return a scorer whose pairs have as many tokens as both texts together, but at most the encoder's positions.
+    """Return a scorer of pairs with as many tokens as both length limits together, but at most the encoder's positions.
 
     Args:
+        model: the model.
+        params: parameters of the model.
+        mesh: the devices.
         tokenizer: tokenizer with the length limits.
-        tokens_per_batch: tokens of a batch, approximately.
+        tokens_per_batch: approximate tokens of a batch.
 
     Raises:
         ValueError: a query may take all positions.
@@ -128,7 +130,7 @@ def make_pair_scorer(
 
 
 def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **overrides: Any) -> Reranker:
-    """Open the run of a cross-encoder, with fields of `RunOverrides`; errors as in `open_run`."""
+    """Open the run of a cross-encoder; `overrides` are fields of `RunOverrides`. Raises as `open_run` does."""
     run = open_model(workdir, "reranking", make_cross_encoder_model, checkpoint, RunOverrides(**overrides))
     tokens = run.config.encode.tokens_per_batch
     scorer = make_pair_scorer(run.model, run.params, run.mesh, run.tokenizer, tokens)
@@ -150,9 +152,9 @@ def open_pretrained_reranker(
 
     Args:
         name: directory, or name on the hub.
-        query_length: upper bound of a query's length in tokens; None: 128, or half the encoder's positions if less.
-        passage_length: upper bound of a passage's length in tokens; None: the encoder's positions.
-        tokens_per_batch: tokens of a batch, approximately; None: 16384.
+        query_length: largest length of a query in tokens; None: 128, but at most half the encoder's positions.
+        passage_length: largest length of a passage in tokens; None: the encoder's positions.
+        tokens_per_batch: approximate tokens of a batch; None: 16384.
         download: whether the model may be downloaded.
 
     Raises:

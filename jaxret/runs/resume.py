@@ -58,10 +58,9 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
 
 
 def _is_same_encoder(workdir: Workdir, config: ConfigDict) -> bool:
-    """Return whether encoder.checkpoint has the weights that the run began with, as after its folder was moved. False
-    for a run without checkpoints.
+    """Return whether encoder.checkpoint has the weights with which the run began, for example after it was moved.
 
-    Raises ValueError if the weights are not those of encoder.sha256.
+    False for a run without checkpoints. Raises ValueError if the weights do not have the digest encoder.sha256.
     """
     if not any(workdir.checkpoints.glob("[0-9]*")):
         return False
@@ -89,9 +88,10 @@ def record_changes(
     """Update config.json, contract.json, data.json and the seal, and append the changes to history.jsonl.
 
     Args:
-        config: current config.
-        contract: current contract.
-        data: current record of the data (JSON).
+        workdir: folder of the run.
+        config: new config.
+        contract: new contract.
+        data: new record of the data (JSON).
         changes: changes of the config, from `require_same_run`.
         step: step at which the run is resumed.
     """

@@ -1,7 +1,7 @@
-"""Opens the folder of a run for the commands after training: config, tokenizer, contract, checkpoints.
+"""Open the folder of a run for the commands after training: config, tokenizer, contract, checkpoints.
 
-The folder is self-contained: config and tokenizer of the encoder are copied into it, so resuming, encoding and search
-do not need the encoder's original directory; but a run with adapters reads its weights there (base_weights.py).
+The folder contains copies of the encoder's config and tokenizer, so resuming, encoding and search do not need the
+encoder's original directory. Only a run with adapters reads weights from it (base_weights.py).
 """
 
 from __future__ import annotations
@@ -48,15 +48,13 @@ LESS_IS_BETTER = ("nll", "average_rank")  # metrics of validation for which a lo
 
 
 def config_json(config: ConfigDict) -> dict[str, Any]:
-    """Return the config as read back from JSON: tuples become lists."""
+    """Return a config in the form that JSON returns, with lists instead of tuples."""
     return json.loads(json.dumps(config.to_dict()))
 
 
 def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTokenizer:
-    """Return the tokenizer in `directory` with the config's lengths and prompts.
-
-    Raises ValueError if it does not fit the model.
-    """
+    """Load the tokenizer in `directory` with the config's lengths and prompts. Raises ValueError if it does not fit the
+    model."""
     tokens, prompts = config.tokens, read_prompts(config)
     tokenizer = TextTokenizer.load(
         directory,
@@ -93,20 +91,23 @@ def create_run(
     """Create the folder of a run; config.json is written last.
 
     Args:
+        workdir: the folder of the run.
+        config: the config.
         encoder: directory with the encoder's config, tokenizer and pooler, which are copied.
+        contract: the contract.
         data: record of the training data (JSON).
-        settings: settings that the encoder's directory declared for the config, if any.
+        settings: settings for the config that the encoder's directory declares, if any.
 
     Raises:
-        ContractError: a file of the encoder is missing, or is not the one of the contract, so that this is not a run.
+        ContractError: a file of the encoder is missing, or differs from the contract; the folder is no run then.
     """
-    remove_leftovers(workdir.encoder)  # from a start that was killed
+    remove_leftovers(workdir.encoder)  # files of a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
         if (encoder / name).exists():
             with atomic_write(workdir.encoder / name, "wb") as file, open(encoder / name, "rb") as original:
                 shutil.copyfileobj(original, file)
         else:
-            (workdir.encoder / name).unlink(missing_ok=True)  # of a start that was killed
+            (workdir.encoder / name).unlink(missing_ok=True)  # a file of a start that was killed
     digests = TextTokenizer.digests(workdir.encoder)
     if not (workdir.encoder / "config.json").exists() or digests != contract["tokenizer"]:
         raise ContractError(f"{encoder} was changed while the run began; start again with files that do not change")
@@ -122,7 +123,7 @@ def create_run(
 
 
 def recorded_settings(workdir: Workdir) -> dict[str, Any]:
-    """Return the settings that the directory of a run's encoder declared for its config; {} if none.
+    """Return the settings for its config that the directory of a run's encoder declared; {} if it declared none.
 
     Raises ContractError if a file of the run is damaged or was edited.
     """
@@ -134,37 +135,39 @@ def recorded_settings(workdir: Workdir) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OpenedRun(Generic[ModelT]):
-    """A run, opened for use: its model and all that belongs to it."""
+    """A run that was opened: its model, tokenizer, parameters and contract."""
 
     workdir: Workdir
-    config: ConfigDict  # The config, with the lengths that the run is used with
+    config: ConfigDict  # config with the lengths that are used now
     model: ModelT
     tokenizer: TextTokenizer
     params: Params = field(repr=False)
-    contract: dict[str, Any]  # The contract, with the same lengths
+    contract: dict[str, Any]  # contract with the same lengths
     checkpoint: dict[str, Any]  # {"step", "digest"} of `params`
     mesh: Mesh
-    program_cache: Programs = field(default_factory=dict, repr=False, compare=False)  # Programs of this run's embedders
-    padding: Padding = padded_length  # Padded length of a text, in this run's embedders
+    program_cache: Programs = field(default_factory=dict, repr=False, compare=False)  # programs of the run's embedders
+    padding: Padding = padded_length  # padded length of a text in the run's embedders
 
     def embedder(self: Run, unpooled: bool = False) -> Embedder:
         """Return an embedder with this run's parameters; all embedders of a run share their programs.
 
-        With `unpooled`, passages have the vectors of the head before pooling.
+        With `unpooled`, the vectors of passages are not pooled.
         """
         retriever = self.model.unpooled() if unpooled else self.model
         embedder = make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.program_cache)
         return replace(embedder, padding=self.padding)
 
     def with_dimension(self: Run, size: int, key: str = "dimension") -> Run:
-        """Return the run with vectors of their first `size` numbers; 0: all. Raises ValueError, naming `key`, for a
-        size that they cannot have."""
+        """Return the run with vectors that are cut to their first `size` dimensions; 0: all dimensions.
+
+        Raises ValueError, with `key` in the message, for a dimension that the vectors cannot have.
+        """
         model = self.model.with_dimension(size, key)
         cut = {DIMENSION: model.cut} if model.cut else {}
         return replace(self, model=model, contract=of_whole_vectors(self.contract) | cut)
 
     def has_contract(self, contract: Mapping[str, Any]) -> bool:
-        """Return whether a contract that shards hold means the same as this run's."""
+        """Return whether a contract of shards has the same meaning as this run's contract."""
         try:
             require_same_contract(contract, self.contract, "", "", "")
         except ContractError:
@@ -185,7 +188,7 @@ Run: TypeAlias = OpenedRun[RetrieverModel]
 
 @dataclass(frozen=True)
 class RunOverrides:
-    """Settings of a run that may differ from those of its training; None: as in training."""
+    """Settings of a run that may differ from its training; None: the same as in training."""
 
     query_length: int | None = None
     passage_length: int | None = None
@@ -201,10 +204,14 @@ def make_embedder(
     config: ConfigDict,
     program_cache: Programs | None = None,
 ) -> Embedder:
-    """Return the embedder of a run that is opened or being trained.
+    """Return the embedder of a run, during training or after it was opened.
 
     Args:
+        retriever: the model.
+        params: parameters of the model.
+        mesh: the devices.
         tokenizer: tokenizer with the length limits.
+        config: config of the run.
         program_cache: programs to share with other embedders.
     """
     return Embedder(
@@ -219,7 +226,7 @@ def make_embedder(
 
 
 def stored_config(workdir: Workdir) -> ConfigDict:
-    """Return the config of a run, completed with keys that were added since.
+    """Return the config of a run, with the keys that later releases added.
 
     Raises FileNotFoundError if the folder is not a run, FileExistsError if it is of another kind, ContractError if
     one of its files is damaged or was edited.
@@ -235,7 +242,7 @@ def stored_config(workdir: Workdir) -> ConfigDict:
             f"jaxret open {workdir} --workdir=RUN makes a run of a model"
         )
     check_seal(workdir)
-    for path in (workdir.contract, workdir.encoder / "config.json"):  # the seal may have been deleted
+    for path in (workdir.contract, workdir.encoder / "config.json"):  # the seal, which has them, may have been deleted
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; restore it")
     config = read_json(workdir.config)
@@ -302,13 +309,15 @@ def open_model(
     """Open the run of a task, as `open_run` does for retrieval.
 
     Args:
+        workdir: the folder of the run.
         task: the task that the run must have.
-        build: makes the model of a config and the encoder's config.
+        build: function that makes the model from a config and the encoder's config.
         checkpoint: "best", "last" or a step.
         overrides: settings that differ from training.
 
     Raises:
-        ContractError/ValueError: a config without a key that this version needs; overrides out of range.
+        ContractError: the config lacks a key that this version needs.
+        ValueError: an override is not allowed.
     """
     folder = Workdir(workdir)
     config = config_of_task(folder, task)
@@ -333,7 +342,7 @@ def open_model(
         config.encode.tokens_per_batch = overrides.tokens_per_batch
     devices = jax.local_devices()
     require_kernel(config.encoder.attention, devices[0].platform)
-    mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # there may be fewer than in training
+    mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # training may have had more devices
     with open_checkpoints(folder, config) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint, folder)
         params = restore_trained(checkpoints, step, config, model, mesh)
@@ -344,10 +353,14 @@ def open_model(
 
 
 def restore_trained(checkpoints: Checkpoints, step: int, config: ConfigDict, model: Model, mesh: Mesh) -> Params:
-    """Return the parameters of a checkpoint: all, or those of a run with adapters that are not its base's.
+    """Return the parameters of a checkpoint, which do not include the base of a run with adapters.
 
     Args:
+        checkpoints: the checkpoints of the run.
+        step: step of the checkpoint.
+        config: config of the run.
         model: model without adapters.
+        mesh: the devices.
     """
     shapes = parameter_shapes(with_adapters(model, config.lora))
     if config.lora.rank:
@@ -370,22 +383,22 @@ def merged_parameters(run: OpenedRun[Any]) -> Params:
 
 
 def trained_parameters(run: OpenedRun[Any]) -> Params:
-    """Return what the checkpoint of an opened run with adapters holds, on the host: adapters and head."""
+    """Return the parameters in the checkpoint of an opened run with adapters, adapters and head, on the host."""
     with open_checkpoints(run.workdir, run.config) as checkpoints:
         return jax.device_get(restore_trained(checkpoints, run.checkpoint["step"], run.config, run.model, run.mesh))
 
 
 def base_encoders(run: OpenedRun[Any]) -> Params:
-    """Return the encoders of the base of an opened run with adapters, on the host, in the types of its training."""
+    """Return the encoders of the base of an opened run with adapters, on the host, in the dtypes of its training."""
     return cast_base(base_of_run(run.workdir, run.config, run.model), run.config.lora.base_dtype)
 
 
 def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
-    """Return the encoders that a run with adapters began with, on the host.
+    """Return the encoders with which a run with adapters began, on the host.
 
     Raises:
-        FileNotFoundError: they are not where they were.
-        ContractError: they are others.
+        FileNotFoundError: the base does not exist any more.
+        ContractError: the base was changed.
     """
 
     def open_other(folder: str, step: str) -> tuple[Params, dict[str, Any]]:
@@ -397,31 +410,31 @@ def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
 
 
 def require_base(workdir: Workdir, config: ConfigDict) -> None:
-    """Raise FileNotFoundError or ContractError unless the base of a run with adapters is the one that it began with."""
+    """Raise FileNotFoundError or ContractError unless the base of a run with adapters exists and is unchanged."""
     if not config.train.start_from:
-        encoder_of_base(workdir, config)  # by its digest: the weights are not read
+        encoder_of_base(workdir, config)  # compares digests, without loading the weights
         return
     build = make_retriever_model if config.task == "retrieval" else make_cross_encoder_model
     base_of_run(workdir, config, build(config, encoder_config(config, workdir.encoder)))
 
 
 def require_stored_contract(workdir: Workdir, contract: Mapping[str, Any], remedy: str) -> None:
-    """Raise ContractError unless the run's contract.json is `contract`."""
+    """Raise ContractError unless the run's contract.json contains `contract`."""
     stored_contract, name = read_json(workdir.contract), str(workdir.contract)
     require_same_contract(stored_contract, contract, name, f"the files in {workdir}", remedy)
 
 
 def with_lengths(config: ConfigDict, model: Model, tokenizer: TextTokenizer, overrides: RunOverrides) -> TextTokenizer:
-    """Return the tokenizer with the lengths of the overrides, and set them in the config.
+    """Return the tokenizer with the lengths of the overrides, and set these in the config.
 
     Args:
-        config: config of the run, which is changed.
-        model: model, which has the longest possible text.
+        config: config of the run, which is changed in place.
+        model: the model, which limits the lengths.
         tokenizer: tokenizer with the lengths of training.
         overrides: settings that differ from training.
 
     Raises:
-        ValueError: a length that the model does not have.
+        ValueError: the model does not support a length.
     """
     for key in ("query_length", "passage_length"):
         length = getattr(overrides, key)
@@ -434,13 +447,13 @@ def with_lengths(config: ConfigDict, model: Model, tokenizer: TextTokenizer, ove
 
 
 def open_checkpoints(workdir: Workdir, config: ConfigDict, writing: bool = False) -> Checkpoints:
-    """Return the checkpoints of a run, ranked by its validation metric, or not at all (validation.best="last")."""
+    """Return the checkpoints of a run, ranked by its validation metric, or unranked (validation.best="last")."""
     metric = config.validation.metric if config.data.dev and config.validation.best == "metric" else None
     return Checkpoints(workdir.checkpoints, metric, LESS_IS_BETTER, writing=writing)
 
 
 def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> int:
-    """Return the step of "best", "last" or a step as text. Raises CheckpointError if there is none."""
+    """Return the step of a checkpoint; `name` is "best", "last", or a step. Raises CheckpointError if none exists."""
     if name in ("best", "last"):
         step = checkpoints.best() if name == "best" else checkpoints.last()
         if step is None:
@@ -452,8 +465,10 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
 
 
 def find_best_checkpoint(workdir: Workdir, config: ConfigDict) -> dict[str, Any]:
-    """Return the step and the digest of the best checkpoint, as `OpenedRun.checkpoint` has them, without opening the
-    run. Raises CheckpointError if there is none."""
+    """Return `OpenedRun.checkpoint` (step and digest) of the best checkpoint without opening the run.
+
+    Raises CheckpointError if the run has no checkpoint.
+    """
     with open_checkpoints(workdir, config) as checkpoints:
         step = choose_checkpoint(checkpoints, "best", workdir)
         return {"step": step, "digest": checkpoints.params_digest(step)}

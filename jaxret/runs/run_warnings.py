@@ -1,5 +1,5 @@
-"""Warnings of the jobs of a run, kept in its folder for `jaxret report`: a file for each job, which the next one of the
-same name replaces."""
+"""Warnings of the jobs of a run, stored in its folder for `jaxret report`. Each job has a file, which the next job with
+the same name replaces."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jaxret.storage.atomic import read_json, write_json
 
 
 class RunWarning(NamedTuple):
-    """A sentence, and its kind in one word: truncation, collapse, leak, duplicates, settings or devices."""
+    """A warning of a job."""
 
-    kind: str
-    text: str
+    kind: str  # truncation, collapse, leak, duplicates, settings or devices
+    text: str  # a sentence
 
 
 def keep_warnings(workdir: Workdir, job: str, warnings: Iterable[RunWarning]) -> None:
@@ -24,7 +24,7 @@ def keep_warnings(workdir: Workdir, job: str, warnings: Iterable[RunWarning]) ->
 
 
 def read_warnings(workdir: Workdir) -> dict[str, list[RunWarning]]:
-    """Return job -> its warnings, in the order of the names. Raises ValueError for a file that is none of warnings."""
+    """Return job -> its warnings, sorted by job. Raises ValueError for a file without warnings of a job."""
     jobs: dict[str, list[RunWarning]] = {}
     for path in sorted(workdir.path.glob("warnings/*.json")):
         content = read_json(path)

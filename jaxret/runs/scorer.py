@@ -1,4 +1,4 @@
-"""Scores many pairs of texts on the host: sorted by length, in batches of few static shapes."""
+"""Score many pairs of texts, sorted by length, in batches of few static shapes."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ OnProgress = Callable[[int], object]  # called with the size of each finished ba
 
 
 def ignore_progress(count: int) -> None:
-    """Do nothing with the progress."""
+    """Do nothing: the default of `on_progress`."""
 
 
 @dataclass(frozen=True)
 class PairScorer:
-    """Scores any number of pairs with `CrossEncoderModel.score`."""
+    """A function that scores any number of pairs with `CrossEncoderModel.score`."""
 
     model: CrossEncoderModel
-    params: Any = field(repr=False)  # parameters, on the mesh
+    params: Any = field(repr=False)  # parameters on the mesh
     mesh: Mesh
     joiner: PairJoiner  # makes the tokens of a pair
-    tokens_per_batch: int  # padded tokens of a batch, at most
-    # the program, shared by copies
+    tokens_per_batch: int  # largest number of padded tokens of a batch
+    # the compiled program, which copies share
     program_cache: dict[str, Program] = field(default_factory=dict, repr=False, compare=False)
-    padding: Padding = padded_length  # returns the padded length of a number of tokens
+    padding: Padding = padded_length  # function that returns the padded length of a text
 
     @property
     def program(self) -> Program:

@@ -1,8 +1,8 @@
 """The seal of a run: digests of the files that decide its results or record their origin, to detect edits and damage.
 
-seal.json holds a digest of config.json, contract.json, data.json and env.json (of their content: indentation changes
-nothing), of history.jsonl and every file of encoder/ (of their bytes), and of itself. Deleting it accepts the files as
-they are: opening the run then prints a warning on stderr, and resuming it makes a new seal.
+seal.json has digests of the values in config.json, contract.json, data.json and env.json (indentation does not count),
+of the bytes of history.jsonl and of every file in encoder/, and of itself. Whoever deletes it accepts the files as they
+are: opening the run then prints a warning on stderr, and resuming it writes a new seal.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from jaxret.storage.atomic import (
 
 
 def write_sealed(workdir: Workdir, values: Mapping[Path, Any]) -> None:
-    """Write files of a run, in the order given, and its seal: a str as it is, any other value as JSON.
+    """Write files of a run in the order of `values`, and its seal. A str is written as it is, other values as JSON.
 
-    A folder whose job is killed in between passes `check_seal`: until all files are written, the seal allows their
-    previous digests too (null for a file that did not exist).
+    If the job is killed before the end, the folder passes `check_seal`: until all files are written, the seal also
+    allows their previous digests (null for a file that did not exist).
     """
     names = {
         _name(workdir, path): sha256_bytes(value.encode()) if isinstance(value, str) else sha256_json(value)
@@ -49,9 +49,9 @@ def write_sealed(workdir: Workdir, values: Mapping[Path, Any]) -> None:
 
 
 def check_seal(workdir: Workdir) -> None:
-    """Raise ContractError naming the first file that is missing, new, or not as the run wrote it.
+    """Raise ContractError with the path of the first file that is missing, new or changed.
 
-    Without a seal nothing can be checked; a warning is printed on stderr.
+    Without a seal, nothing is checked, and a warning is printed on stderr.
     """
     if not workdir.seal.exists():
         print(f"{workdir.seal} was deleted; the files of the run are accepted unchanged", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""Experiment trackers (trackio, wandb, mlflow) of a run: its metrics, sent once each.
+"""Send the metrics of a run to experiment trackers (trackio, wandb, mlflow), each line once.
 
-`trackers.json` in the run's folder has the run's id in each project of a tracker, and how far its lines were sent: a
-run that is resumed, and one that is sent again, doubles no step. A tracker that was missing or failed gets the earlier
-lines of metrics.jsonl first. What a tracker has of a run besides: its config, environment (env.json, with the state of
+`trackers.json` in the run's folder has the run's id in each project of a tracker, and the last step that was sent, so
+that no step is sent twice when a run is resumed or sent again. A tracker that was missing or failed first gets the
+earlier lines of metrics.jsonl. A tracker also gets the config of the run, its environment (env.json, with the state of
 git at the start of training), and the means of its evaluations.
 """
 
@@ -42,24 +42,24 @@ class Tracker(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run for a tracker."""
+    """A run to open at a tracker."""
 
-    project: str  # of the tracker
-    name: str  # of the run
-    id: str  # at this tracker; "" for a new run
-    config: dict[str, Any]  # values of the run's config, environment and git state, by flat names
+    project: str  # project at the tracker
+    name: str  # name of the run
+    id: str  # id of the run at the tracker; "" for a new run
+    config: dict[str, Any]  # config, environment and git state of the run, with dotted keys
 
 
 def open_trackio(run: TrackedRun) -> Tracker:
     import trackio
 
-    key = run.id or f"{run.name}-{secrets.token_hex(4)}"  # trackio knows runs by their names
+    key = run.id or f"{run.name}-{secrets.token_hex(4)}"  # trackio identifies runs by their names
     settings: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
     handle = trackio.init(run.project, name=key, config=run.config, resume="allow", **settings)
-    # Lines wait in a queue: a killed process has lost those that trackio does not have.
+    # Lines in the queue of a killed process are lost, so the last step that trackio has is read.
     next_step = getattr(handle, "_next_step", None)
     newest = next_step - 1 if run.id and next_step is not None else None
-    # handle.finish alone would be called again at the end of the process.
+    # Not handle.finish: trackio would call it again at the end of the process.
     return Tracker(key, lambda step, values: handle.log(dict(values), step=step), trackio.finish, newest)
 
 
@@ -82,7 +82,7 @@ def open_mlflow(run: TrackedRun) -> Tracker:
         place = experiment.experiment_id if experiment else client.create_experiment(run.project)
         key = client.create_run(place, run_name=run.name).info.run_id
         params = [Param(name, str(value)[:500]) for name, value in run.config.items()]
-        for start in range(0, len(params), 100):  # the most that a request may have
+        for start in range(0, len(params), 100):  # a request may have at most 100
             client.log_batch(key, params=params[start : start + 100])
 
     def named(name: str) -> str:
@@ -108,16 +108,16 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "wandb": open_wandb,
     "mlflow": open_mlflow,
 }
-PACKAGE_NAMES = {"mlflow": "mlflow-skinny"}  # what to install, where it has another name
+PACKAGE_NAMES = {"mlflow": "mlflow-skinny"}  # tracker -> package to install, if the names differ
 
 
 def tracker_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of train.trackers, which a command line has as one text, a,b."""
+    """Return the names in train.trackers, which the command line gives as one text "a,b"."""
     return tuple(name for text in names for name in text.split(",") if name)
 
 
 def check_trackers(names: Sequence[str], setting: str = "train.trackers") -> None:
-    """Raise ValueError for an unknown tracker, and for one that is not installed."""
+    """Raise ValueError for an unknown tracker, and for a tracker that is not installed."""
     for name in names:
         if name not in TRACKERS:
             raise ValueError(f"{setting} has {name!r}; trackers are {', '.join(TRACKERS)}")
@@ -128,10 +128,7 @@ def check_trackers(names: Sequence[str], setting: str = "train.trackers") -> Non
 
 
 class RunTracker:
-    """A run at one tracker. Lines that were sent before are not sent again.
-
-    Raises whatever the tracker raises.
-    """
+    """A run at one tracker. Lines that were sent before are not sent again. Raises any error of the tracker."""
 
     def __init__(self, name: str, workdir: Workdir, project: str) -> None:
         self.name, self._workdir, self._key = name, workdir, f"{name}: {_place(name)}{project}"
@@ -152,7 +149,7 @@ class RunTracker:
         return sum(self.send(step, values) for step, values in _lines(self._workdir))
 
     def send(self, step: int, values: StepValues) -> bool:
-        """Send a line of metrics.jsonl unless it was sent; return whether it was sent now."""
+        """Send a line of metrics.jsonl unless it was sent before; return whether it was sent now."""
         kind = _VALIDATION if any(name.startswith(_VALIDATION) for name in values) else _TRAINING
         if not values or step <= self._newest.get(kind, -1):
             return False
@@ -250,5 +247,5 @@ def _lines(workdir: Workdir) -> Iterator[tuple[int, dict[str, float]]]:
             values = json.loads(line)
             step = values.pop("step")
         except (ValueError, KeyError, AttributeError):
-            continue  # half written when the machine died
+            continue  # the line was being written when the machine failed
         yield step, values

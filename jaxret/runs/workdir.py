@@ -1,4 +1,4 @@
-"""Paths of all files of a run. No other module spells them.
+"""The paths of all files of a run. No other module contains these paths.
 
 <workdir>/config.json  history.jsonl  contract.json  data.json  env.json  seal.json  encoder/
           checkpoints/<step>/  metrics.jsonl  tensorboard/  profile/  trackers.json  .lock  .lock.json
@@ -15,22 +15,22 @@ from jaxret.storage.atomic import require_disk_path
 from jaxret.storage.folder_kinds import RANKINGS
 from jaxret.storage.working_copy import local_path, shown_path
 
-_LONGEST_NAME = 200  # bytes of a corpus's or data set's name; most disks take 255, and files of the name are longer
-_LONGEST_JOB_NAME = 216  # bytes of a job's name, a corpus's or data set's and what was done with it
+_LONGEST_NAME = 200  # bytes of the name of a corpus or data set; most disks allow 255, and file names add to the name
+_LONGEST_JOB_NAME = 216  # bytes of the name of a job: an operation, and the name of a corpus or data set
 
 
 @dataclass(frozen=True)
 class Workdir:
-    """The folder of a run and the paths in it; nothing is created.
+    """The folder of a run and the paths in it; no file is created.
 
-    Accepts a Workdir too, and the address of a folder in a bucket: `path` is then this process's working copy of it
-    (`storage.working_copy`). Raises ValueError for an empty path and for an address of another kind.
+    The argument may also be a Workdir, or the address of a folder in a bucket; then `path` is this process's working
+    copy (`storage.working_copy`). Raises ValueError for an empty path and for an address of another scheme.
     """
 
     path: Path
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not os.fspath(path):  # Path("") is the current folder, which an unset variable must not mean
+        if not os.fspath(path):  # an unset variable must not mean the current folder, which Path("") is
             raise ValueError("the workdir is empty; give the folder of a run")
         require_disk_path(path)
         object.__setattr__(self, "path", local_path(path))
@@ -51,12 +51,12 @@ class Workdir:
 
     @property
     def config(self) -> Path:
-        """The current config. It is written last, so a folder with it is a run."""
+        """Return the path of the config. It is written last, so a folder with it is a run."""
         return self.path / "config.json"
 
     @property
     def history(self) -> Path:
-        """One line for each change of the config on resuming."""
+        """Return the path of the history, with a line for each change of the config when the run was resumed."""
         return self.path / "history.jsonl"
 
     @property
@@ -65,12 +65,12 @@ class Workdir:
 
     @property
     def data(self) -> Path:
-        """Digests of the examples."""
+        """Return the path of the digests of the training data."""
         return self.path / "data.json"
 
     @property
     def lineage(self) -> Path:
-        """Origin of a stage of a recipe, without seeds. Other runs have no such file."""
+        """Return the path of the origin of a recipe's stage, without seeds. Other runs do not have this file."""
         return self.path / "lineage.json"
 
     @property
@@ -79,22 +79,22 @@ class Workdir:
 
     @property
     def seal(self) -> Path:
-        """Digests of the files that must not change."""
+        """Return the path of the digests of the files that must not change."""
         return self.path / "seal.json"
 
     @property
     def encoder(self) -> Path:
-        """The encoder's config.json and tokenizer, copied at the start of the run."""
+        """Return the folder of the encoder's config.json and tokenizer, copied at the start of the run."""
         return self.path / "encoder"
 
     @property
     def encoder_settings(self) -> Path:
-        """Settings that the encoder's directory declared, if it was one of sentence-transformers."""
+        """Return the path of the settings in the encoder's sentence-transformers directory, if it was one."""
         return self.encoder / "stated.json"
 
     @property
     def pooler(self) -> Path:
-        """Tensors of the original model's pooler, which exports keep; only if it had one."""
+        """Return the path of the original model's pooler, which exports need; it exists only if the model had one."""
         return self.encoder / "pooler.safetensors"
 
     @property
@@ -115,12 +115,12 @@ class Workdir:
 
     @property
     def trackers(self) -> Path:
-        """The run's ids at experiment trackers, and how much of it they have."""
+        """Return the path of the run's ids at experiment trackers, and of the last lines that were sent."""
         return self.path / "trackers.json"
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """The names of the corpora whose vectors are complete, sorted."""
+        """Return the names of the corpora whose vectors are complete, sorted."""
         return tuple(sorted(manifest.parent.name for manifest in self.path.glob("embeddings/*/manifest.json")))
 
     def embeddings(self, encoded_name: str) -> Path:
@@ -129,12 +129,15 @@ class Workdir:
 
     @property
     def encoding_times(self) -> tuple[Path, ...]:
-        """Files with the time of the last encoding of a corpus, sorted."""
+        """Return the files with the time of the last encoding of each corpus, sorted."""
         return tuple(sorted(self.path.glob("encoding/*.json")))
 
     def encoding_time(self, encoded_name: str) -> Path:
-        """Return the file with the time of the last encoding of a corpus: one each, as several may be encoded at once.
-        Raises ValueError if `encoded_name` is not a plain name."""
+        """Return the file with the time of the last encoding of a corpus.
+
+        Each corpus has a file, because several may be encoded at once. Raises ValueError if `encoded_name` is not a
+        plain name.
+        """
         return self.path / "encoding" / f"{require_plain_name('the name of a corpus', encoded_name)}.json"
 
     def warnings(self, job: str) -> Path:
@@ -148,7 +151,7 @@ class Workdir:
 
     @property
     def evaluations(self) -> tuple[Path, ...]:
-        """Files with the measures of all evaluated data sets, sorted."""
+        """Return the files with the measures of all evaluated data sets, sorted."""
         return tuple(
             path for path in sorted(self.path.glob("eval/*.json")) if not path.stem.endswith((".diversity", ".probe"))
         )
@@ -159,8 +162,7 @@ class Workdir:
 
 
 def require_plain_name(description: str, name: str, longest: int = _LONGEST_NAME) -> str:
-    """Return `name` if it cannot leave the folder that it is put in, and has at most `longest` bytes; otherwise raise
-    ValueError with `description`."""
+    """Return `name` if it is a plain file name of at most `longest` bytes. Raises ValueError with `description`."""
     if not name or name.startswith(".") or any(character in name for character in "/\\\0"):
         raise ValueError(f"{description} is {name!r}; it must not be empty, begin with a dot, or hold / or \\")
     try:

@@ -29,7 +29,7 @@ from jaxret.search.bm25_settings import NO_LANGUAGE, BM25Settings
 from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, write_json
 from jaxret.storage.transaction import new_folder
 
-MANIFEST = "manifest.json"
+BM25_MANIFEST = "manifest.json"
 _BLOCK = 16_384  # passages whose words are in memory
 _DATA, _INDICES, _POINTERS = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 _VOCABULARY, _PARAMETERS, IDS = "vocab.index.json", "params.index.json", "ids.txt"
@@ -92,11 +92,11 @@ def keep_bm25_index(
     """
     scan = corpus.scan(policy)
     inputs = {"corpus": {"sha256": scan.sha256, "passages": scan.passages}, "settings": asdict(settings)}
-    if (folder / MANIFEST).exists():
+    if (folder / BM25_MANIFEST).exists():
         manifest = read_bm25_manifest(folder)
         stored_values = {key: manifest[key] for key in inputs}
         remedy = "Give another --workdir, or remove the folder of the index."
-        require_equal(stored_values, inputs, f"{folder}/{MANIFEST}", "this command", remedy)
+        require_equal(stored_values, inputs, f"{folder}/{BM25_MANIFEST}", "this command", remedy)
         note_corpus(folder, corpus, scan)  # the file of the corpus may have been moved
         return False, manifest
     with new_folder(folder) as work:
@@ -104,13 +104,13 @@ def keep_bm25_index(
         note_corpus(work, corpus, scan)
         files = {name: {"bytes": (work / name).stat().st_size, "sha256": sha256_file(work / name)} for name in _FILES}
         packages = {name: metadata.version(name) for name in ("bm25s", "PyStemmer", "numpy")}
-        write_json(work / MANIFEST, with_digest({**inputs, "files": files, "packages": packages}))
+        write_json(work / BM25_MANIFEST, with_digest({**inputs, "files": files, "packages": packages}))
     return True, read_bm25_manifest(folder, verify=False)
 
 
 def read_bm25_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     """Return the manifest of an index. Raises FileNotFoundError if none exists, and ValueError for a damaged file."""
-    manifest = read_with_digest(folder / MANIFEST)
+    manifest = read_with_digest(folder / BM25_MANIFEST)
     for name, entry in manifest["files"].items():
         path = folder / name
         intact = path.is_file() and path.stat().st_size == entry["bytes"]

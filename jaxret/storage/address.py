@@ -1,4 +1,4 @@
-"""Which paths are addresses of folders and files in buckets; it imports nothing, so that the command line may ask."""
+"""Recognition of addresses in buckets. This module imports nothing, so that the command line can use it."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import re
 
 
 def is_bucket_address(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path begins with gs:// or s3://. A Path of one counts: it has one slash of the two."""
+    """Return whether a path begins with gs:// or s3://, or with one slash, which a Path keeps of the two."""
     return bool(re.match(r"(gs|s3):/", os.fspath(path)))

@@ -1,10 +1,9 @@
-"""Checkpoints in files of which each process of a job writes its own, for folders in buckets, which processes do not
-share as they do a disk.
+"""Checkpoints for folders in buckets: each process of a job writes its own files, because the processes share no disk.
 
 <folder>/arrays-<process>.bin    the parts of the arrays that the process has, one after another
 <folder>/arrays-<process>.json   {name: [dtype, shape, [offset, start, shape of a part], ...]}
-         _CHECKPOINT_METADATA    as Orbax writes it (process 0)
-         metrics/metrics
+         _CHECKPOINT_METADATA    in Orbax's format (from process 0)
+         metrics/metrics         in Orbax's format (from process 0)
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of an array: its bytes in a file, and where it is in the array."""
+    """A part of an array in a file."""
 
     path: Path
-    offset: int  # in bytes
-    start: tuple[int, ...]
+    offset: int  # bytes before the part in the file
+    start: tuple[int, ...]  # index of its first element in the array
     shape: tuple[int, ...]
 
     def copy_into(self, target: np.ndarray, index: Index) -> int:
-        """Copy what the part has of `index` of its array into `target`, and return the number of elements."""
+        """Copy the elements of the part in `index` of its array to `target`, and return the number of elements."""
         bounds = [
             (max(begin, span.start), min(begin + size, span.stop))
             for begin, size, span in zip(self.start, self.shape, index, strict=True)
@@ -62,7 +61,7 @@ class _Array:
 
 
 def has_array_files(folder: Path) -> bool:
-    """Return whether a checkpoint is in files of this format."""
+    """Return whether a checkpoint has files of this format."""
     return (folder / "arrays-0.json").exists()
 
 
@@ -78,7 +77,7 @@ class ArrayFiles:
         for path in sorted(folder.glob("arrays-*.json")):
             try:
                 self._add(path)
-            except (TypeError, AttributeError) as error:  # JSON of another shape, or no type of an array
+            except (TypeError, AttributeError) as error:  # other JSON values, or an unknown dtype
                 raise ValueError(f"{path.name} is damaged ({error})") from error
 
     def _add(self, path: Path) -> None:
@@ -89,7 +88,7 @@ class ArrayFiles:
             )
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of arrays by their names. Raises ValueError naming one that is not there."""
+        """Return the shapes of arrays by their names. Raises ValueError with the name of a missing array."""
         if missing_names := [name for name in names if name not in self._arrays]:
             raise ValueError(f"{missing_names[0]} is missing")
         return {name: self._arrays[name].shape for name in names}
@@ -126,20 +125,19 @@ class ArrayFiles:
 
 @dataclass(frozen=True)
 class _HostPart:
-    """A part of an array that is to be written."""
+    """A part of an array in the memory of the host, which is written next."""
 
     name: str
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]  # of the array
-    start: list[int]
+    shape: tuple[int, ...]  # shape of the array
+    start: list[int]  # index of the part's first element in the array
     data: np.ndarray
 
 
 class ArrayWriter:
-    """Writes checkpoints in the background, one at a time, into folders of their steps.
+    """Writes checkpoints in the background, one at a time, into a folder for each step.
 
-    Args:
-        share: called in the background with the step and the files of a save, by their names in its folder.
+    `share` is called in the background with the step and the files of a save, by their names in its folder.
     """
 
     def __init__(self, folder: Path, share: Callable[[int, Mapping[str, Path]], None]) -> None:
@@ -162,11 +160,11 @@ class ArrayWriter:
         self._future = self._thread.submit(self._write, step, copies, metrics, custom)
 
     def is_saving(self) -> bool:
-        """Return whether the last save is not done."""
+        """Return whether a save is running."""
         return self._future is not None and not self._future.done()
 
     def wait(self) -> None:
-        """Wait for the save; raises its error."""
+        """Wait for the save. Raises its error."""
         if self._future:
             self._future.result()
 
@@ -208,7 +206,7 @@ class ArrayWriter:
 
 
 def _own_parts(items: Tree) -> Iterator[tuple[str, jax.Array, Any]]:
-    """Yield the parts of arrays on the devices of this process, each once over all processes."""
+    """Yield (name, array, shard) on the devices of this process; among all processes, each part is yielded once."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(items):
         for shard in leaf.addressable_shards:
             if shard.replica_id == 0:

@@ -1,4 +1,4 @@
-"""Atomic file writes, digests, and errors that name the file and the cause."""
+"""Atomic writes of files, digests, and errors with the path and the cause."""
 
 from __future__ import annotations
 
@@ -29,20 +29,17 @@ _CAUSES = {
     errno.EISDIR: "a folder has that name",
     errno.ENAMETOOLONG: "the name is too long",
 }
-# Of any other scheme than gs and s3; pathlib makes one / of two, which is taken for these alone.
+# An address with another scheme than gs and s3. Well-known schemes may have one slash, which a Path keeps of the two.
 _ADDRESS = re.compile(r"(?!gs:|s3:)(?:(GS|S3|gcs|abfss?|az|azure|hdfs|https?|ftp|file):/|([A-Za-z][\w+.-]*)://)")
 
 
 class StorageError(OSError):
-    """A file or folder cannot be written; the message names it and the cause."""
+    """A file or folder cannot be written; the message has its path and the cause."""
 
 
 @contextlib.contextmanager
 def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of writing `path`, or a file in it, into StorageErrors within the block.
-
-    Errors of other files are unchanged.
-    """
+    """Turn errors of writing `path`, or a file in it, into StorageErrors in the block; other errors are unchanged."""
     path = Path(path)
     try:
         yield
@@ -65,11 +62,11 @@ def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | None = None) -> Iterator[IO[Any]]:
-    """Open a temporary file that replaces `path` when the block succeeds, after a flush to disk.
+    """Open a temporary file; it is flushed to disk and replaces `path` when the block succeeds.
 
-    The file is made beside `path`, or in the existing folder `work`. Readers see the old file or the new one, never a
-    part. Text is UTF-8 with "\\n" line ends. If the block raises, `path` is unchanged and the temporary file is
-    removed; those of killed writers are removed at the beginning. Raises StorageError if the disk is full or refuses
+    The file is in the folder of `path`, or in the existing folder `work`. Readers see the old file or the new one,
+    never a part. Text is UTF-8 with "\\n" line ends. If the block raises, `path` is unchanged and the temporary file is
+    removed. Temporary files of killed writers are removed first. Raises StorageError if the disk is full or refuses
     the file.
     """
     path = Path(path)
@@ -140,9 +137,9 @@ def require_disk_path(path: str | os.PathLike[str]) -> None:
 
 
 def require_parent(path: str | os.PathLike[str], name: str) -> None:
-    """Raise ValueError unless the folder that is to have `path` exists: no folders are made of a mistyped path.
+    """Raise ValueError unless the folder of `path` exists, so that a mistyped path does not create folders.
 
-    `name` is the flag or argument in the error.
+    `name` is the flag or argument in the error message.
     """
     require_disk_path(path)
     parent = Path(path).absolute().parent
@@ -151,36 +148,36 @@ def require_parent(path: str | os.PathLike[str], name: str) -> None:
 
 
 def require_file_path(path: str | os.PathLike[str], name: str) -> None:
-    """Raise ValueError as `require_parent`, and for a folder, a device or a pipe where a file is to be written."""
+    """Raise ValueError as `require_parent` does, and if the path of an output file is a folder, a device or a pipe."""
     require_parent(path, name)
     if os.path.isdir(path):
         raise ValueError(f"{name}={os.fspath(path)} is a folder; give the name of a file")
-    if os.path.exists(path) and not os.path.isfile(path):  # a rename would put a file in its place
+    if os.path.exists(path) and not os.path.isfile(path):  # an atomic write would replace it
         raise ValueError(f"{name}={os.fspath(path)} is a device or a pipe; give the name of a file")
 
 
 def require_folder_path(path: str | os.PathLike[str], name: str) -> None:
-    """Raise ValueError as `require_parent`, and for a file where a folder is to be written."""
+    """Raise ValueError as `require_parent` does, and if the path of an output folder is a file."""
     require_parent(path, name)
     if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"{name}={os.fspath(path)} is a file; give the name of a folder")
 
 
 def write_json(path: str | os.PathLike[str], value: Any, work: Path | None = None) -> None:
-    """Write `value` as indented JSON with sorted keys, by `atomic_write`; NaN and infinity are errors."""
+    """Write `value` as indented JSON with sorted keys, atomically. Raises ValueError for NaN and infinity."""
     with atomic_write(path, work=work) as file:
         json.dump(value, file, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
         file.write("\n")
 
 
 def require_no_pipe(path: str | os.PathLike[str]) -> None:
-    """Raise ValueError for a named pipe, on which a reader would wait for a writer."""
+    """Raise ValueError for a named pipe: a reader would wait for a writer."""
     if Path(path).is_fifo():
         raise ValueError(f"{path} is a pipe; a file is needed here")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read JSON. Raises ValueError for any defect, with the file, and the line if it is known."""
+    """Return the value in a JSON file. Raises ValueError for any defect, with the path, and the line if it is known."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         tree = dict(pairs)
@@ -211,9 +208,9 @@ def with_digest(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_with_digest(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the mapping that `with_digest` got, from a JSON file.
+    """Return the mapping in a JSON file that was written with `with_digest`, without its digest.
 
-    Raises FileNotFoundError, and ValueError naming the file if the digest does not match.
+    Raises FileNotFoundError if the file does not exist, and ValueError with its path if the digest does not match.
     """
     try:
         content = read_json(path)
@@ -237,12 +234,12 @@ def cache_folder(name: str) -> Path:
 
 
 def sha256_bytes(data: bytes) -> str:
-    """Return the SHA-256 in hex."""
+    """Return the SHA-256 of bytes in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file's bytes in hex, reading in blocks."""
+    """Return the SHA-256 of a file in hex. It is read in blocks."""
     require_no_pipe(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -255,7 +252,7 @@ def sha256_json(value: Any) -> str:
 
 
 def sha256_json_lists(lists: Iterable[Iterable[Any]]) -> str:
-    """Return `sha256_json` of a list of lists, holding one item at a time."""
+    """Return `sha256_json` of a list of lists, with one item in memory at a time."""
     encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
     digest = hashlib.sha256(b"[")
     for index, items in enumerate(lists):

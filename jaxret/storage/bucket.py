@@ -1,12 +1,12 @@
 """Objects of a bucket on gs:// or s3://: get, create if absent, replace if unchanged, put, list, delete.
 
-TensorStore is the client, so that checkpoints and all other objects share endpoints, credentials and retries. S3 takes
-AWS_ENDPOINT_URL (any server that honours conditional writes), AWS_REGION and the usual credentials; GCS takes
+TensorStore is the client, so that checkpoints and all other objects share endpoints, credentials and retries. For S3,
+the variables are AWS_ENDPOINT_URL (any server with conditional writes), AWS_REGION and the usual credentials; for GCS,
 TENSORSTORE_GCS_HTTP_URL and Google's default credentials.
 
 The answer to a conditional write can be lost: the server has the bytes, and the client's retry gets the answer that the
-object exists. So after a refusal the object is read, and equal bytes count as written. Small bodies need a random part
-for that (`salted`), which also keeps an S3 version, an MD5, from coming back.
+object exists. So after a refusal the object is read, and equal bytes count as written. Therefore small bodies need a
+random part (`salted`). It also prevents that an S3 version, an MD5, occurs again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SCHEMES = {"gs": "gcs", "s3": "s3"}  # TensorStore's drivers
 ADDRESS = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
 # TensorStore's default limits retry an unreachable server for minutes.
 _RETRIES = {"max_retries": 5, "initial_delay": "100ms", "max_delay": "2s"}
-# TensorStore itself waits without end for a server that takes a connection and sends nothing.
+# By default, TensorStore waits forever for a server that accepts a connection and sends nothing.
 _SILENCE = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
-_FIRST_ANSWER = 25  # seconds to wait for the first answer of a bucket: no upload is slow before it
+_FIRST_ANSWER = 25  # seconds to wait for the first answer of a bucket; later answers may take long, as of an upload
 _ANSWERED: set[str] = set()  # buckets that have answered this process
-_ATTEMPTS, _PAUSE = 8, 0.1  # of a conditional write, in seconds
-PART = 32 << 20  # bytes that are read or written at a time: TensorStore holds a request in memory
+_ATTEMPTS, _PAUSE = 8, 0.1  # attempts of a conditional write, and seconds between them
+PART = 32 << 20  # bytes that are read or written at a time, because TensorStore holds a request in memory
 _SEVERAL = 32  # requests at a time
-_ABSENT = b"\x02"  # TensorStore's version of an object that is not there, for every driver
+_ABSENT = b"\x02"  # TensorStore's version of an object that does not exist, for every driver
 _CAUSES = {
     "NOT_FOUND": "there is no such bucket",
     "PERMISSION_DENIED": "no permission, or wrong credentials",
@@ -58,22 +58,22 @@ class BucketError(StorageError):
 
 @dataclass(frozen=True)
 class BucketObject:
-    """An object's bytes, and its version, which changes when the object is written."""
+    """The bytes of an object, and its version, which changes when the object is written."""
 
     body: bytes
     version: bytes
 
 
 def salted(value: Mapping[str, Any]) -> bytes:
-    """Return a mapping as JSON with a random "salt", by which a writer recognizes its own bytes."""
+    """Return a mapping as JSON with a random "salt", so that a writer recognizes its own bytes."""
     return json.dumps({**value, "salt": secrets.token_hex(8)}, sort_keys=True).encode()
 
 
 class Bucket:
-    """The objects below an address, named by the rest of their keys. Opening it sends no request.
+    """The objects below an address; keys do not contain the address. Opening it sends no request.
 
-    Methods raise BucketError if the server refuses or does not answer. A missing bucket reads as empty; `probe` detects
-    it.
+    Methods raise BucketError if the server refuses or does not answer. A bucket that does not exist looks empty;
+    `probe` detects it.
 
     Args:
         address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
@@ -104,7 +104,7 @@ class Bucket:
             if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
                 driver["endpoint"] = endpoint.rstrip("/")
             if os.environ.get("AWS_ACCESS_KEY_ID"):
-                driver["aws_credentials"] = {"type": "environment"}  # the default asks an address of the cloud, too
+                driver["aws_credentials"] = {"type": "environment"}  # the default also asks a server of the cloud
         context = tensorstore.Context({f"{SCHEMES[self.scheme]}_request_retries": _RETRIES})
         for name, value in _SILENCE.items():
             os.environ.setdefault(name, value)
@@ -112,7 +112,7 @@ class Bucket:
             return tensorstore.KvStore.open(driver, context=context).result()
 
     def _answer(self, future: Any) -> Any:
-        """Return the result of a request. Raises ValueError, as TensorStore, also if a first answer does not come."""
+        """Return the result of a request. Raises ValueError, as TensorStore does, if the first answer does not come."""
         bucket = f"{self.scheme}://{self.name}"
         try:
             result = future.result(timeout=None if bucket in _ANSWERED else _FIRST_ANSWER)
@@ -122,7 +122,7 @@ class Bucket:
         return result
 
     def get(self, key: str) -> BucketObject | None:
-        """Return an object, or None if there is none."""
+        """Return an object, or None if it does not exist."""
         return next(iter(self.get_several([key])))
 
     def get_several(self, keys: Iterable[str], at_once: int = _SEVERAL) -> Iterator[BucketObject | None]:
@@ -141,15 +141,15 @@ class Bucket:
             yield None if is_missing else BucketObject(bytes(result.value), bytes(result.stamp.generation))
 
     def version(self, key: str) -> bytes | None:
-        """Return the version of an object, or None if there is none."""
+        """Return the version of an object, or None if it does not exist."""
         with _errors(f"{self.address}/{key}"):
             result = self._answer(self._store.read(key, byte_range=slice(0, 0)))
         return None if result.state == "missing" else bytes(result.stamp.generation)
 
     def parts(self, key: str, version: bytes) -> Iterator[bytes]:
-        """Yield the bytes of an object in parts of PART, so that memory does not grow with it.
+        """Yield the bytes of an object in parts of PART bytes, so that memory does not grow with its size.
 
-        Raises BucketError if the object has not the version any more.
+        Raises BucketError if the object has another version now.
         """
         start, ended = 0, False
         while not ended:
@@ -168,7 +168,7 @@ class Bucket:
             yield bytes(result.value)
 
     def create(self, key: str, body: bytes) -> bool:
-        """Write an object unless there is one; return whether it has these bytes now."""
+        """Write an object unless it exists; return whether it has these bytes now."""
         return self._write_if(key, body, _ABSENT)
 
     def replace(self, key: str, body: bytes, version: bytes) -> bool:
@@ -190,7 +190,7 @@ class Bucket:
         raise BucketError(f"{self.address}/{key}: the server refuses it; is there a bucket {self.name}?")
 
     def put(self, key: str, body: bytes) -> None:
-        """Write an object, whatever is there."""
+        """Write an object unconditionally."""
         with _errors(f"{self.address}/{key}"):
             self._answer(self._store.write(key, body))
 
@@ -203,7 +203,7 @@ class Bucket:
             return sorted(key.decode() for key in self._answer(self._store.list(keys)))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, several requests at a time; one that is not there is no error."""
+        """Delete objects, several at a time; an object that does not exist is no error."""
         for batch in _batches(list(keys)):
             futures = [(key, self._store.write(key, None)) for key in batch]
             for key, future in futures:
@@ -213,8 +213,8 @@ class Bucket:
     def probe(self) -> None:
         """Write, replace and delete a small object.
 
-        Raises BucketError if the bucket is missing, or may not be written, or ignores the conditions of a write, on
-        which everything that several jobs write depends.
+        Raises BucketError if the bucket does not exist, cannot be written, or ignores the conditions of writes, which
+        protect the files of several jobs.
         """
         key = f".probe-{secrets.token_hex(8)}"
         first, second, third = (salted({}) for _ in range(3))
@@ -252,13 +252,13 @@ def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
 
 @contextlib.contextmanager
 def _errors(address: str) -> Iterator[None]:
-    """Turn TensorStore's errors, which are ValueErrors, into BucketErrors within the block."""
+    """Turn TensorStore's errors, which are ValueErrors, into BucketErrors in the block."""
     try:
         yield
     except ValueError as error:
         text = " ".join(str(error).split())
         word = re.match(r"[A-Z_]+", text)
         cause = _CAUSES.get(word[0] if word else "", "the request failed")
-        text = re.split(r" \[[\w-]+='", text)[0]  # before TensorStore's annotations, one of which is a page of XML
-        text = " ".join(re.sub(r"<[^<>]*>", " ", text).split())  # of a proxy's page
+        text = re.split(r" \[[\w-]+='", text)[0]  # without TensorStore's annotations, one of which is a page of XML
+        text = " ".join(re.sub(r"<[^<>]*>", " ", text).split())  # without the tags of a proxy's page
         raise BucketError(f"{address}: {cause} ({text[:300]})") from error

@@ -1,13 +1,13 @@
-"""A folder of files in a bucket: a small manifest names the files by digest, and their bytes never change.
+"""A folder of files in a bucket: a small manifest lists the files with digests, and their bytes never change.
 
 <folder>/files.json        the manifest: name -> digest, size, objects; changed only by replace-if-unchanged
 <folder>/groups/NAME.json  files that one of several jobs adds at once, such as a shard: created if absent, and moved
                            into the manifest when all jobs are done
-<folder>/data/ID-SHA256    a file, or a part of a large one; the random ID makes it one writer's own
+<folder>/data/ID-SHA256    a file, or a part of a large file; with the random ID, no two writers write the same object
 
-A reader takes only bytes with the digests of one manifest, so it never sees a mixture. A writer's files are there when
-its manifest is: one that is killed, or sleeps while another one writes, leaves objects that no manifest names. A second
-writer of the same file gets an error. Neither clocks nor leases decide which files are valid.
+A reader accepts only bytes with the digests in one manifest, so it never sees a mixture. Files are visible when the
+manifest lists them. A writer that is killed, or sleeps while another one writes, leaves objects that no manifest lists.
+A second writer of the same file gets an error. Neither clocks nor leases decide which files are valid.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChangedFolderError(BucketError):
 
 
 class DamagedObjectError(BucketError):
-    """The objects of a file of a folder in a bucket are gone, or are not those that were written."""
+    """Objects of a file of a folder in a bucket are missing, or are not those that were written."""
 
 
 def require_name_inside(address: str, name: str) -> None:
@@ -50,64 +50,61 @@ def require_name_inside(address: str, name: str) -> None:
 
 
 def is_leftover(key: str) -> bool:
-    """Return whether an object of a folder without a manifest is one that a job left which was killed before that."""
+    """Return whether an object is a leftover of a job that was killed before it wrote a manifest."""
     return bool(_LEFTOVER.fullmatch(key))
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a folder in a bucket; `parts` are the keys of its objects."""
+    """A file of a folder in a bucket."""
 
     sha256: str
-    size: int
-    parts: tuple[str, ...]
+    size: int  # bytes
+    parts: tuple[str, ...]  # keys of its objects
 
 
 @dataclass(frozen=True)
 class _Manifest:
     files: dict[str, StoredFile]
-    version: bytes  # of files.json; b"" if there is none
+    version: bytes  # version of files.json; b"" if it does not exist
 
 
 class BucketFolder:
     """The files below an address. Opening it sends no request.
 
     Args:
-        bucket: the folder's address, or objects.
+        bucket: the address of the folder, or its objects.
     """
 
     def __init__(self, bucket: Bucket | str) -> None:
         self.bucket = bucket if isinstance(bucket, Bucket) else Bucket(bucket)
-        self._groups: dict[str, dict[str, StoredFile]] = {}  # by key
+        self._groups: dict[str, dict[str, StoredFile]] = {}  # key of a group -> its files by name
 
     def __str__(self) -> str:
         return self.bucket.address
 
     def exists(self) -> bool:
-        """Return whether there is a manifest, or a group that will be in one."""
+        """Return whether the folder has a manifest or a group."""
         return self.bucket.version(MANIFEST) is not None or bool(self.bucket.list(GROUPS))
 
     def files(self) -> dict[str, StoredFile]:
-        """Return the files of the folder, by name.
-
-        Raises BucketError if the manifest, or that of a group, is damaged.
-        """
-        groups = self.groups("")  # first: a group that is moved meanwhile is in the manifest
+        """Return the files of the folder, by name. Raises BucketError if the manifest or a group is damaged."""
+        groups = self.groups("")  # read first, so that a group that is moved now is found in the manifest
         files = self._manifest().files
         for group_files in groups.values():
             files = group_files | files
         return files
 
     def groups(self, folder: str) -> dict[str, dict[str, StoredFile]]:
-        """Return the files of each group below a folder of names, by the name of the group.
+        """Return the files of each group below a folder, by the name of the group.
 
-        A group never changes, so each is read once.
+        A group never changes, so it is read only once.
         """
         prefix = f"{GROUPS}/{folder}".rstrip("/")
         keys = self.bucket.list(prefix)
         new = [key for key in keys if key not in self._groups]
         for key, group in zip(new, self.bucket.get_several(new), strict=True):
-            if group:  # else it was moved just now
+            if group:  # otherwise it was just moved
                 self._groups[key] = _parse(f"{self}/{key}", group.body)
         for key in {key for key in self._groups if key.startswith(f"{prefix}/")}.difference(keys):
             del self._groups[key]
@@ -118,7 +115,7 @@ class BucketFolder:
         }
 
     def forget_groups(self) -> None:
-        """Read the groups again at the next refresh: one that was withdrawn may have come back with other bytes."""
+        """Forget the groups that were read: a group may be withdrawn and added again with other bytes."""
         self._groups.clear()
 
     def _manifest(self) -> _Manifest:
@@ -126,7 +123,7 @@ class BucketFolder:
         return _Manifest(_parse(f"{self}/{MANIFEST}", entry.body), entry.version) if entry else _Manifest({}, b"")
 
     def upload(self, paths: Mapping[str, Path]) -> dict[str, StoredFile]:
-        """Write the bytes of local files, and return what describes them; no manifest names them yet."""
+        """Upload the bytes of local files, and return their descriptions; no manifest lists them yet."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return dict(zip(paths, pool.map(self._upload_file, paths.values()), strict=True))
 
@@ -144,7 +141,7 @@ class BucketFolder:
         return StoredFile(digest.hexdigest(), size, tuple(keys))
 
     def discard(self, files: Iterable[StoredFile]) -> None:
-        """Delete the bytes of files that no manifest names and none will."""
+        """Delete the bytes of files that no manifest lists."""
         self.bucket.delete(key for file in files for key in file.parts)
 
     def commit(
@@ -156,9 +153,9 @@ class BucketFolder:
         """Change the manifest, and delete the bytes that are replaced.
 
         Args:
-            changes: the new bytes of files by name, or None for one that is removed.
-            base: the files that the caller has read: those of them that are changed must still be the same.
-            replaceable: tells by its name whether another job's file may be replaced unread.
+            changes: file name -> description of the new bytes, or None for a file that is removed.
+            base: the files that the caller has read. The bucket must still have them where `changes` changes them.
+            replaceable: function of a name that returns whether a file of another job may be replaced unread.
 
         Raises:
             ChangedFolderError: another job has written a file meanwhile.
@@ -189,7 +186,7 @@ class BucketFolder:
         return self.bucket.replace(MANIFEST, body, version) if version else self.bucket.create(MANIFEST, body)
 
     def add_group(self, name: str, files: Mapping[str, StoredFile]) -> bool:
-        """Add files at once; return False, and delete their bytes, if another job has added a group of this name."""
+        """Add files as a group; if another job has added a group with this name, delete the bytes, and return False."""
         if self.bucket.create(f"{GROUPS}/{name}.json", _body(files)):
             return True
         self.discard(files.values())
@@ -207,16 +204,16 @@ class BucketFolder:
         )
 
     def remove_groups(self, names: Iterable[str]) -> None:
-        """Remove groups whose files are in the manifest, or no longer wanted."""
+        """Remove groups, but not the bytes of their files."""
         self.bucket.delete(f"{GROUPS}/{name}.json" for name in names)
 
     def download(
         self, files: Mapping[str, StoredFile], folder: Path, on_file: Callable[[str], None] = lambda name: None
     ) -> None:
-        """Write files of the folder, by name, into a folder on this host, through its cache.
+        """Write files of the folder into a folder on this host, through the host's cache.
 
-        `on_file` is called with the name of each when it is there, on any thread. Raises ChangedFolderError if bytes
-        are gone, BucketError if they are damaged.
+        `on_file` is called with the name of each file after it was written, on any thread. Raises ChangedFolderError if
+        bytes are missing, BucketError if they are damaged.
         """
 
         def download(item: tuple[str, StoredFile]) -> None:
@@ -229,9 +226,9 @@ class BucketFolder:
             list(pool.map(download, files.items()))
 
     def write(self, files: Mapping[str, StoredFile], folder: Path) -> None:
-        """Write files of the folder, by name, into a folder on this host, not through its cache.
+        """Write files of the folder into a folder on this host, without the cache.
 
-        Raises ChangedFolderError if bytes are gone, BucketError if they are damaged.
+        Raises ChangedFolderError if bytes are missing, BucketError if they are damaged.
         """
 
         def write(item: tuple[str, StoredFile]) -> None:
@@ -244,11 +241,11 @@ class BucketFolder:
             list(pool.map(write, files.items()))
 
     def first_part(self, name: str, file: StoredFile) -> bytes:
-        """Return the bytes at the beginning of a file."""
+        """Return the first part of a file's bytes."""
         return next(self._parts(name, file), b"")
 
     def check(self, name: str, file: StoredFile) -> None:
-        """Read a file's bytes from the bucket. Raises DamagedObjectError if they are gone, or have another digest."""
+        """Read a file's bytes from the bucket. Raises DamagedObjectError if they are missing, or the digest differs."""
         digest = sha256()
         for part in self._parts(name, file):
             digest.update(part)
@@ -256,9 +253,9 @@ class BucketFolder:
             raise DamagedObjectError(f"{self}/{name} {_DAMAGED}")
 
     def copy_files(self, source: BucketFolder, files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
-        """Write the bytes of files of another folder, and return what describes them here; see `upload`.
+        """Copy the bytes of files of another folder, and return their descriptions in this folder (see `upload`).
 
-        Raises DamagedObjectError if they are gone or damaged.
+        Raises DamagedObjectError if they are missing or damaged.
         """
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             copies = pool.map(lambda name: self._copy_file(source, name, files[name]), files)
@@ -292,8 +289,7 @@ def _body(files: Mapping[str, StoredFile]) -> bytes:
 
 
 def _parse(address: str, body: bytes) -> dict[str, StoredFile]:
-    """Return the files of a manifest or group. Raises BucketError for a damaged one, and for a name that leads out of
-    the folder."""
+    """Return the files of a manifest or group. Raises BucketError if it is damaged or names a file outside."""
     try:
         content = json.loads(body)
         if sha256_json(content["files"]) != content["sha256"]:

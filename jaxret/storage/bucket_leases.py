@@ -1,13 +1,13 @@
-"""Leases on pieces of work in a folder of a bucket, and the exchange of what is finished between the working copies.
+"""Leases on pieces of work in a folder of a bucket, and the exchange of finished files between working copies.
 
-<address>/leases/FOLDER/NAME.json   who has the lease NAME, changed by replace-if-unchanged; the holder changes it while
-                                    it is alive
-<address>/groups/FOLDER/NAME.json   what was written under it, created if absent (`bucket_folder`)
+<address>/leases/FOLDER/NAME.json   the holder of the lease NAME, who changes the object while it is alive; changed by
+                                    replace-if-unchanged
+<address>/groups/FOLDER/NAME.json   the files that were written under the lease, created if absent (`bucket_folder`)
 
-A lease only saves work: two jobs that both hold one write different objects, and the group that is added first is used.
-A lease that does not change for its bound is taken over; each job judges that by its own monotonic clock, so no two
-hosts' clocks are compared, and a newcomer waits one bound for a dead host. A holder of this host whose process has
-ended loses its lease at once.
+A lease only saves work: if two jobs hold one, they write different objects, and the first group that is added is used.
+A lease that does not change for its bound is taken over. Each job measures this time with its own monotonic clock, so
+no clocks of two hosts are compared, and a new job waits one bound for a dead host. A holder on this host loses its
+lease as soon as its process has ended.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ LAST = "manifest"  # the lease under which all that was written becomes the fold
 
 
 def open_leases(folder: Path, bound: float = BOUND) -> Leases:
-    """Return the leases of this job in a folder: in the bucket, if the folder is in a working copy."""
+    """Return the leases of this job in a folder; if the folder is in a working copy, leases in the bucket."""
     copy = copy_of(folder)
     return BucketLeases(copy, folder, bound) if copy else Leases(folder, bound)
 
 
 @dataclass(frozen=True)
 class BucketLease(Lease):
-    """A claimed lease whose files go to the bucket when they are published."""
+    """A claimed lease whose files are uploaded to the bucket when they are published."""
 
     name: str
     leases: BucketLeases
 
     def publishes(self, write: Callable[[], object]) -> bool:
-        """Call `write`, and publish the files that it makes; return False if another job has published them before."""
+        """Call `write`, and publish the files that it writes; return False if another job has published them before."""
         return self.leases.publish(self, write)
 
 
@@ -53,7 +53,8 @@ class BucketLeases(Leases):
     """The leases of this job in a folder of a working copy; see `Leases`.
 
     Args:
-        folder: a folder in it.
+        copy: the working copy.
+        folder: a folder in the working copy.
         bound: seconds after which an unchanged lease of this job may be taken over.
     """
 
@@ -61,10 +62,11 @@ class BucketLeases(Leases):
         super().__init__(folder, bound)
         self._copy, self._bucket = copy, copy.folder.bucket
         names = folder.absolute().relative_to(copy.path).as_posix()
-        self._names = "" if names == "." else names  # of files in the folder begin with it
-        self._versions: dict[str, bytes] = {}  # of the leases that this job holds
-        self._sights: dict[str, tuple[bytes, float]] = {}  # of others: version, and monotonic time of its first sight
-        self._bucket_names: set[str] = set()  # names of leases in the bucket, when this job looked last
+        self._names = "" if names == "." else names  # prefix of the names of files in the folder
+        self._versions: dict[str, bytes] = {}  # versions of the leases that this job holds
+        # Leases of other jobs: the version, and the monotonic time when this job first saw it.
+        self._sights: dict[str, tuple[bytes, float]] = {}
+        self._bucket_names: set[str] = set()  # names of leases in the bucket at the last refresh
         self._refreshed_at = -_PAUSE
         self._mutex = threading.RLock()
 
@@ -81,7 +83,7 @@ class BucketLeases(Leases):
         return f"leases/{self._names}".rstrip("/")
 
     def refresh(self) -> None:
-        """Fetch the files that other jobs have finished and list the leases, unless this was done just now."""
+        """Fetch the files that other jobs have finished, and list the leases; at most once in _PAUSE seconds."""
         with self._mutex:
             if time.monotonic() < self._refreshed_at + _PAUSE:
                 return
@@ -160,13 +162,13 @@ class BucketLeases(Leases):
         return any(current and _owner_of(current) for current in self._bucket.get_several(keys))
 
     def clear(self) -> None:
-        """Remove all leases, those of this job too: one that is released later is not written again."""
+        """Remove all leases, also of this job: a later `release` does not write them again."""
         self._bucket.delete(self._bucket.list(self._prefix))
         self._copy.folder.sweep_groups(self._names)
         super().clear()
 
     def publish(self, lease: BucketLease, write: Callable[[], object]) -> bool:
-        """Call `write`, and publish the files of the folder that it changes; see `BucketLease.publishes`."""
+        """Call `write`, and publish the files that it changes in the folder; see `BucketLease.publishes`."""
         with self._mutex:
             write()
             if lease.name == LAST:
@@ -175,7 +177,7 @@ class BucketLeases(Leases):
             return self._copy.publish_group(self._names, f"{self._names}/{lease.name}".lstrip("/"))
 
     def _remove_groups_without_files(self) -> None:
-        """Withdraw what this job has withdrawn in its copy, as after an error."""
+        """Remove the groups whose files this job has removed from its working copy, as after an error."""
         names = [
             group
             for group, files in self._copy.folder.groups(self._names).items()
@@ -186,7 +188,7 @@ class BucketLeases(Leases):
     def _renew(self) -> None:
         while not self._end.wait(min(max(self.bound / 10, _LEAST_BEAT), threading.TIMEOUT_MAX)):
             for name in list(self._versions):
-                with self._mutex, contextlib.suppress(BucketError):  # a lost lease costs work, no more
+                with self._mutex, contextlib.suppress(BucketError):  # losing a lease only costs work
                     if version := self._versions.get(name):
                         body = salted(self._owner)
                         if self._bucket.replace(self._key(name), body, version):

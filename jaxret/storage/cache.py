@@ -1,7 +1,7 @@
-"""The user's cache: compiled programs and files of buckets (a file each), tokenized texts (a folder each), with a bound
-on their sizes.
+"""The user's cache of compiled programs, files of buckets, and tokenized texts, with limits of the sizes.
 
-An entry may be deleted at any time: it is made again when it is needed.
+A tokenized text is a folder, any other entry a file. An entry may be deleted at any time, because it is made again when
+it is needed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 from jaxret.storage.atomic import cache_folder
 
 CACHE_KINDS = {"compiled": "compiled programs", "tokens": "tokenized texts", "objects": "files of buckets"}
-VARIABLES = {"tokens": "JAXRET_TOKENS_GB", "objects": "JAXRET_OBJECTS_GB"}  # other bounds, in 10^9 bytes
-_LIMITS = {"compiled": 2 << 30, "tokens": 32 * 10**9}  # of "objects": half of the disk that is free without them
-# Nothing that was used in this time is deleted for the bound: another process may read it, or just make it.
+VARIABLES = {"tokens": "JAXRET_TOKENS_GB", "objects": "JAXRET_OBJECTS_GB"}  # variables that set limits, in 10^9 bytes
+# Limits in bytes. The limit of "objects" is half of the disk space that would be free without them.
+_LIMITS = {"compiled": 2 << 30, "tokens": 32 * 10**9}
+# Seconds after its last use in which an entry is not deleted: another process may be reading or making it.
 _IN_USE = {"compiled": 0.0, "tokens": 86400.0, "objects": 0.0}
 
 
@@ -32,7 +33,7 @@ class CacheEntry:
     last_use: float
 
     def delete(self) -> None:
-        """Delete it; another process may do so too."""
+        """Delete the entry, even if another process deletes it at the same time."""
         if self.path.is_dir():
             shutil.rmtree(self.path, ignore_errors=True)
         else:
@@ -40,7 +41,7 @@ class CacheEntry:
 
 
 def cache_limit(kind: str) -> int:
-    """Return the bound of a kind in bytes. Raises ValueError for an environment variable that is not a number."""
+    """Return the limit of a kind in bytes. Raises ValueError for an environment variable that is not a number."""
     variable = VARIABLES.get(kind, "")
     if value := os.environ.get(variable):
         try:
@@ -58,8 +59,7 @@ def cache_limit(kind: str) -> int:
 
 
 def cache_entries(folder: Path) -> list[CacheEntry]:
-    """Return the entries of a folder, the least recently used first; without leases and locks, which begin with a
-    dot."""
+    """Return the entries of a folder, the least recently used first, without leases and locks (names with a dot)."""
     entries = []
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as children:
         for entry in children:
@@ -83,13 +83,13 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def mark_used(folder: Path) -> None:
-    """Record that a folder of the cache is used now, if it can be written."""
+    """Record the use of a folder of the cache, if it can be written."""
     with contextlib.suppress(OSError):
         os.utime(folder)
 
 
 def trim_cache(folder: Path, kind: str, protected_paths: Collection[Path] = ()) -> list[CacheEntry]:
-    """Delete the least recently used entries until the others fit the bound of their kind, and return them.
+    """Delete the least recently used entries until the others fit the limit of their kind; return the deleted entries.
 
     The paths in `protected_paths` are not deleted.
     """
@@ -106,7 +106,7 @@ def trim_cache(folder: Path, kind: str, protected_paths: Collection[Path] = ()) 
 
 
 def clear_cache(kind: str) -> list[CacheEntry]:
-    """Delete all entries of a kind that no process is making, and return them."""
+    """Delete all entries of a kind that no process is making; return the deleted entries."""
     folder = cache_folder(kind)
     deletions = [entry for entry in cache_entries(folder) if not any((folder / f".lease-{entry.path.name}").glob("*"))]
     for entry in deletions:

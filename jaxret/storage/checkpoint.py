@@ -1,13 +1,13 @@
-"""Save and restore: with Orbax on disks, in files of each process's own in buckets (`array_files`).
+"""Save and restore checkpoints: on disks with Orbax, in buckets with files of each process (`array_files`).
 
-A checkpoint holds `params`, `progress` (optimizer state, step) and, in its metadata, a digest of every leaf: Orbax does
-not detect a flipped byte in a data file, so restored arrays are verified by these digests. A seal over digests, step
-and metrics detects changes of the numbers that choose the best checkpoint. The best checkpoint (by a validation metric)
-and the last one are preserved.
+A checkpoint contains `params`, `progress` (optimizer state, step) and, in its metadata, a digest of every leaf. Orbax
+does not detect a flipped byte in a data file, so restored arrays are verified by these digests. A seal over digests,
+step and metrics detects changes of the numbers that choose the best checkpoint. The best checkpoint (by a validation
+metric) and the last one are preserved.
 
-A save goes into `<directory>/.unfinished/<step>`. Only when that is flushed to disk and a sample of it was read back,
-it is renamed to `<directory>/<step>`, and older checkpoints are deleted. In a bucket, each process writes its files to
-the bucket in the background, and process 0 then makes those of all processes a part of the run at once.
+A save is written to `<directory>/.unfinished/<step>`. After it was flushed to disk and a sample was read back, it is
+renamed to `<directory>/<step>`, and older checkpoints are deleted. In a bucket, each process uploads its files in the
+background, and process 0 then adds the files of all processes to the run at once.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class CheckpointError(ValueError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint cannot be read, or is not what was saved."""
+    """A checkpoint cannot be read, or differs from what was saved."""
 
 
-@jax.jit  # so that it is traced once for all leaves of a shape
+@jax.jit  # traced once for all leaves of a shape
 def _leaf_digest(leaf: jax.Array) -> jax.Array:
-    """Return 64 bits of a leaf as uint32 [2]: integer sums, so the result is the same on any mesh.
+    """Return a digest of a leaf, uint32 [2]. It consists of integer sums, so it is the same on any mesh.
 
     The first sum weights each word by an odd number that depends on its index, so a change of one word always changes
-    the sum; the second one mixes the bits of each word first, so that several changes do not cancel.
+    it. The second sum mixes the bits of each word first, so that several changes do not cancel.
     """
     if leaf.dtype.itemsize == 4:
         words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
@@ -81,15 +81,17 @@ def _leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _is_on_host(leaf: Any) -> bool:
-    """Return whether a leaf is whole in the memory of the host, so that NumPy reads it without a copy."""
+    """Return whether all of a leaf is in the memory of the host, so that NumPy reads it without a copy."""
     if isinstance(leaf, jax.Array):
         return leaf.is_fully_addressable and [device.platform for device in leaf.devices()] == ["cpu"]
     return True
 
 
 def _host_digest(leaf: np.ndarray) -> np.ndarray:
-    """Return `_leaf_digest` of an array in the host's memory. XLA keeps two arrays of its size meanwhile on CPUs, and
-    needs time to trace and load a program."""
+    """Return `_leaf_digest` of an array in the host's memory.
+
+    It is computed without XLA, which needs two arrays of the same size on CPUs, and time to trace and load a program.
+    """
     flat = np.ascontiguousarray(leaf).reshape(-1)
     words = flat.view({4: np.uint32, 2: np.uint16}[flat.itemsize]) if flat.itemsize in (2, 4) else flat
     digest, first = np.zeros(2, np.uint32), np.arange(_DIGEST_WORDS, dtype=np.uint32)
@@ -120,7 +122,7 @@ def _seal(step: int, metrics: Mapping[str, Any] | None, leaves: Mapping[str, str
 
 
 def tree_digest(tree: Tree) -> str:
-    """Return a digest of 16 hex digits of a whole tree of arrays, by which shards and results name a checkpoint."""
+    """Return a digest of 16 hex digits of a tree of arrays; shards and results identify a checkpoint by it."""
     return _digest_of_leaves(leaf_digests(tree))
 
 
@@ -178,7 +180,7 @@ class Checkpoints:
         if writing and jax.process_index() == 0:
             for path in leftovers:
                 shutil.rmtree(path, ignore_errors=True)
-        self._metrics: dict[int, dict[str, Any] | None] = {}  # of each checkpoint
+        self._metrics: dict[int, dict[str, Any] | None] = {}  # step of each checkpoint -> its metrics
         self.damage: dict[int, DamagedCheckpointError] = {}
         for path in self.directory.glob("*"):
             if path.name.isdigit():
@@ -212,8 +214,8 @@ class Checkpoints:
     def _sealed_metrics(self, folder: Path) -> dict[str, Any] | None:
         """Return the metrics of a checkpoint.
 
-        Raises DamagedCheckpointError unless step, metrics and digests match the seal, FileNotFoundError if there is no
-        such folder.
+        Raises DamagedCheckpointError unless step, metrics and digests match the seal, FileNotFoundError if the folder
+        does not exist.
         """
         try:
             metadata, metrics = read_json(folder / "_CHECKPOINT_METADATA")["custom_metadata"], None
@@ -235,7 +237,7 @@ class Checkpoints:
     def set_aside(self, step: int) -> Path:
         """Rename a damaged checkpoint, so that a run can continue from an earlier one; return its new path.
 
-        Of several processes only the first renames.
+        Of several processes only the first renames it.
         """
         path = self.directory / f"{_DAMAGED}{step}"
         if jax.process_index() == 0:
@@ -246,10 +248,10 @@ class Checkpoints:
         return path
 
     def prune(self) -> list[int]:
-        """Delete the checkpoints that are neither best nor last, and return their steps. Only process 0 does.
+        """Delete the checkpoints that are neither best nor last, and return their steps. Only process 0 deletes them.
 
-        They are first renamed to unfinished saves, which the next start removes: otherwise a process killed in the
-        middle of a deletion would leave a checkpoint that looks damaged.
+        They are first renamed to unfinished saves, which the next start removes. Otherwise a process that is killed
+        during a deletion would leave a checkpoint that looks damaged.
         """
         keep = {self.best(), self.last()}
         old_steps = sorted(self._metrics.keys() - keep)
@@ -261,14 +263,14 @@ class Checkpoints:
         return old_steps
 
     def last(self) -> int | None:
-        """Return the step of the newest checkpoint, or None."""
+        """Return the step of the newest checkpoint; None if the run has none."""
         return max(self._metrics, default=None)
 
     def steps(self) -> list[int]:
         return sorted(self._metrics)
 
     def best(self) -> int | None:
-        """Return the step of the best checkpoint, of equal ones the newest; without measurements, the last one."""
+        """Return the step of the best checkpoint (the newest of equal ones), or of the last one without metrics."""
         metrics_by_step = {step: metrics for step, metrics in self._metrics.items() if self._metric and metrics}
         if not metrics_by_step:
             return self.last()
@@ -285,12 +287,16 @@ class Checkpoints:
         criterion: str | None = None,
         measured_on: str = "",
     ) -> None:
-        """Start an asynchronous save; the arrays are copied to the host before it returns.
+        """Start an asynchronous save; the arrays are copied to the host before the method returns.
 
         Args:
+            step: the training step.
+            params: the parameters.
             progress: optimizer state and step.
+            metrics: validation metrics, or None.
             criterion: metric that ranks this checkpoint; None: `best_metric`.
-            measured_on: digest of what this metric was measured on; only checkpoints with the same are compared.
+            measured_on: digest of the data on which this metric was measured; only checkpoints with the same digest
+                are compared.
 
         Raises:
             CheckpointError: the previous save failed.
@@ -305,7 +311,7 @@ class Checkpoints:
         leaves = leaf_digests(items)
         custom = {"digests": leaves, "seal": _seal(step, values, leaves)}
         names = () if self._copy else (name for tree in items for name in _sample(tree, items[tree]))
-        sample = {name: leaves[name] for name in names}  # in a bucket each process has read all of its file back
+        sample = {name: leaves[name] for name in names}  # in a bucket, each process reads its whole file back
         with self._reported(step):
             self._open_saver().save(step, items, values, custom)
         self._current_save = _Save(step, values, sample)
@@ -320,14 +326,14 @@ class Checkpoints:
         return self._saver
 
     def _upload(self, step: int, files: Mapping[str, Path]) -> None:
-        """Write this process's files of a save to the bucket."""
+        """Upload this process's files of a save to the bucket."""
         assert self._copy
         folder = (self.directory / str(step)).relative_to(self._copy.path).as_posix()
         self._save_files = self._copy.folder.upload({f"{folder}/{name}": path for name, path in files.items()})
 
     def _files(self, step: int) -> OrbaxFiles | ArrayFiles:
         if self._copy:
-            self._copy.fetch_files(self.directory / str(step))  # parts of other processes
+            self._copy.fetch_files(self.directory / str(step))  # the parts of other processes
         folder = self._alias.path / str(step)
         return ArrayFiles(folder) if has_array_files(folder) else OrbaxFiles(folder)
 
@@ -360,10 +366,10 @@ class Checkpoints:
             ) from error
 
     def restore(self, step: int, params: Tree, progress: Tree | None = None) -> tuple[Tree, Tree]:
-        """Read (params, progress) of a step with the shapes, types and shardings of the given abstract trees.
+        """Return (params, progress) of a step with the shapes, dtypes and shardings of abstract trees.
 
-        `progress=None` leaves the optimizer on disk. Raises CheckpointError naming each leaf that is missing, has
-        another shape, or fails verification.
+        With `progress=None`, the optimizer state is not read. Raises CheckpointError with the names of leaves that are
+        missing, have another shape, or fail verification.
         """
         abstract = {"params": params} if progress is None else {"params": params, "progress": progress}
         with agreement():
@@ -374,8 +380,7 @@ class Checkpoints:
         return trees["params"], trees.get("progress")
 
     def params_digest(self, step: int) -> str:
-        """Return `tree_digest` of the parameters of a step, without computing it: `restore` compares every leaf with
-        the digest that was saved."""
+        """Return `tree_digest` of the parameters of a step from the saved digests, which `restore` verifies."""
         leaves, prefix = self._saved_digests(step), "params/"
         return _digest_of_leaves(
             {name.removeprefix(prefix): leaves[name] for name in leaves if name.startswith(prefix)}
@@ -387,7 +392,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.directory} has no checkpoint of step {step}; it has: {have}")
 
     def check(self, step: int) -> None:
-        """Read every array of a step. Raises CheckpointError naming the arrays that fail verification."""
+        """Read every array of a step. Raises CheckpointError with the names of arrays that fail verification."""
         self._load_all(step)
 
     def _load_all(self, step: int) -> Tree:
@@ -399,7 +404,7 @@ class Checkpoints:
     def write_orbax(self, step: int, folder: Path) -> None:
         """Write a checkpoint to `folder`/`step` in Orbax's files, and read it back.
 
-        Raises CheckpointError if it is damaged, or if what was written is not what was read.
+        Raises CheckpointError if the checkpoint is damaged, or the written files differ from it.
         """
         self._require_step(step)
         arrays, digests, metrics = self._load_all(step), self._saved_digests(step), self._metrics[step]
@@ -459,9 +464,9 @@ class Checkpoints:
             raise CheckpointError(f"{folder} does not fit the config: {summary} ({len(problems)} differences)")
 
     def wait(self) -> None:
-        """Wait until the current save is a checkpoint and superseded ones are deleted, or raise CheckpointError.
+        """Wait until the current save is a checkpoint and old ones are deleted. Raises CheckpointError if it fails.
 
-        Of several processes the first flushes the save, reads it back and renames it; all have written it by then.
+        When all processes have written the save, the first one flushes it, reads it back and renames it.
         """
         save, self._current_save = self._current_save, None
         if save is None or self._saver is None:
@@ -506,7 +511,7 @@ class Checkpoints:
         }
 
     def _publish(self, save: _Save) -> None:
-        """Give a finished save its number, after it is on disk and was read back."""
+        """Flush a finished save to disk, read it back, and rename it to the folder of its step."""
         folder = self._alias.path / _UNFINISHED / str(save.step)
         sync_tree(folder)
         if self._sealed_metrics(folder) != save.metrics:
@@ -523,11 +528,12 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None or not self._copy or jax.process_count() == 1:  # else the others may not finish it, too
+            # After an error, the other processes of a job may never finish this save.
+            if kind is None or not self._copy or jax.process_count() == 1:
                 self.wait()
             if self._saver:
                 self._saver.close()
-                with contextlib.suppress(OSError):  # a failed save is in it, or another process has removed it
+                with contextlib.suppress(OSError):  # it has a failed save, or another process has removed it
                     (self.directory / _UNFINISHED).rmdir()
         except Exception:
             if kind is None:  # otherwise the block's own exception is raised
@@ -538,15 +544,15 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class _Save:
-    """A save that runs in the background: its metrics, and the digests of the leaves that are read back."""
+    """A save that runs in the background."""
 
     step: int
     metrics: dict[str, Any] | None
-    sample: Mapping[str, str]
+    sample: Mapping[str, str]  # names and digests of the leaves that are read back
 
 
 def _sample(item: str, tree: Tree) -> set[str]:
-    """Return the names of two leaves of an item to read back: the smallest one, and the largest within the bound."""
+    """Return the names of the leaves of an item to read back: the smallest, and the largest below _SAMPLE_BYTES."""
     sizes = {path_name(path): leaf.nbytes for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     names = sorted(sizes, key=lambda name: (sizes[name], name))
     ends = [*names[:1], *[name for name in names if sizes[name] <= _SAMPLE_BYTES][-1:]]

@@ -1,4 +1,4 @@
-"""Copy a folder between disks and buckets; files that the destination has are not sent again."""
+"""Copy a folder between disks and buckets; files that the destination already has are not copied again."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ _PUBLISHED_AFTER = 5.0  # seconds: a killed copy to a bucket sends the files of 
 
 @dataclass(frozen=True)
 class CopyResult:
-    """Counts of a copy."""
+    """The result of a copy."""
 
     source: str
     destination: str
-    files: int
-    bytes: int
-    new_files: int  # files that the destination did not have
+    files: int  # number of files of the source
+    bytes: int  # their size
+    new_files: int  # number of files that the destination did not have
 
 
 def copy_folder(
     source: str, destination: str, verify: bool = False, show: Callable[[int], None] = lambda size: None
 ) -> CopyResult:
-    """Copy those files of a folder that the destination does not have with their digest.
+    """Copy the files of a folder that the destination does not have with the same digest.
 
-    Locks, leases and unfinished files, whose names begin with a dot, are not copied. The files that make a
-    folder a run are written last, so that an interrupted copy is not a run; the same call continues it. Files that the
-    source does not have stay in the destination.
+    Locks, leases and unfinished files, whose names begin with a dot, are not copied. The files that mark a folder as a
+    run are written last, so that an interrupted copy is not a run; the same call continues it. Files of the destination
+    that the source does not have are not removed.
 
     Args:
-        source: folder, or address of one in a bucket.
-        destination: folder, or address of one in a bucket.
-        verify: read the bytes of the files that the destination has, and copy again what is damaged or gone. Without,
-            the digests in the manifest of a bucket are believed; of a folder on a disk, all bytes are read anyway.
-        show: called with the bytes of each file that is done.
+        source: folder, or address of a folder in a bucket.
+        destination: folder, or address of a folder in a bucket.
+        verify: whether to read the bytes of files in a destination bucket, and to copy damaged or missing ones again.
+            Otherwise the digests in the manifest count. The bytes of a folder on a disk are always read.
+        show: called with the size of each finished file.
 
     Raises:
-        FileExistsError: the destination is of another kind than the source, or another one of its kind.
-        ValueError: the source is not a folder or is in use, or the destination is in a folder that does not exist.
+        FileExistsError: the destination is of another kind than the source, or has files of another source.
+        ValueError: the source is not a folder or is in use, or the parent folder of the destination does not exist.
         BucketError: a bucket cannot be read or written, or bytes are damaged.
     """
     for address in (source, destination):
@@ -96,7 +96,7 @@ def _to_disk(
 
 
 def _batches(files: Iterable[tuple[str, StoredFile]]) -> Iterator[dict[str, StoredFile]]:
-    """Yield the files in their order, some at a time."""
+    """Yield the files in batches, in their order."""
     batch, size = dict[str, StoredFile](), 0
     for name, file in files:
         if batch and (len(batch) == _BATCH_FILES or size + file.size > _BATCH_BYTES):
@@ -113,11 +113,11 @@ def _has(path: Path, file: StoredFile) -> bool:
 
 @dataclass(frozen=True)
 class _Side:
-    """The source or the destination: a folder on this host, or one in a bucket with its files."""
+    """The source or the destination of a copy: a folder on this host, or a folder in a bucket."""
 
-    path: Path
-    folder: BucketFolder | None
-    files: dict[str, StoredFile]
+    path: Path  # the folder on this host
+    folder: BucketFolder | None  # the folder in a bucket
+    files: dict[str, StoredFile]  # files of the folder in a bucket
     damaged_names: frozenset[str] = frozenset()  # names of files that cannot be read
 
     def names(self, source: str) -> list[str]:
@@ -136,7 +136,7 @@ class _Side:
         return self.files[name] if self.folder else StoredFile(sha256_file(path), path.stat().st_size, ())
 
     def contents(self, names: Iterable[str]) -> Contents:
-        """Return access to the files of these names."""
+        """Return the names, and functions that read the digests and first lines of these files."""
         return Contents(frozenset(names), lambda name: self.describe(name).sha256, self._first_line)
 
     def _first_line(self, name: str) -> bytes:
@@ -147,7 +147,7 @@ class _Side:
 
 
 def _require_same(origin: _Side, names: Sequence[str], target: _Side, destination: str) -> None:
-    """Raise FileExistsError if the destination is of another kind, or another folder of the same kind."""
+    """Raise FileExistsError if the destination is of another kind, or has files of another source."""
     destination_names = list(target.files) if target.folder else [name for name, _ in folder_files(target.path)]
     require_same_kind(names, destination_names, destination)
     source_contents, destination_contents = origin.contents(names), target.contents(destination_names)
@@ -169,7 +169,7 @@ def _open_source(source: str) -> _Side:
         folder = BucketFolder(source)
         if files := folder.files():
             return _Side(Path(), folder, files)
-    path = local_path(source)  # objects of other programs, and folders in a run, are fetched to this host
+    path = local_path(source)  # fetches objects of other programs, and subfolders of a run, to this host
     fetch_files(path)
     return _Side(path, None, {})
 
@@ -239,11 +239,10 @@ def _to_bucket(
 
 
 def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool:
-    """Write what is being copied to a folder in a bucket, so that no other source is copied there until it is whole;
-    return False if another copy of the same source has done so.
+    """Write a description of the copy to a folder in a bucket; return False if another copy of the source has done so.
 
-    Files are published some at a time, and only the last ones tell whose they are. Raises FileExistsError if a copy of
-    another source goes on, or was killed.
+    It prevents a copy of another source until this copy is complete: files are published in batches, and only the last
+    ones identify the source. Raises FileExistsError if a copy of another source is running or was killed.
     """
     contents = origin.contents(names)
     lines = {name: contents.first_line(name).decode(errors="replace") for name in identifying(names)}
@@ -290,10 +289,10 @@ def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator
 
 
 def unnamed_objects(folder: BucketFolder) -> tuple[list[str], list[str]]:
-    """Return the keys of data objects that no file has, and the marks of jobs that write some now or were killed.
+    """Return the keys of data objects that belong to no file, and the marks of jobs that are writing or were killed.
 
-    Without such a job, the objects are of killed ones. Marks are read after the objects and before the names: a job
-    names its objects before its mark goes.
+    Without marks, the objects belong to killed jobs. Marks are read after the objects and before the manifest, because
+    a job adds its objects to the manifest before it removes its mark.
     """
     objects = folder.bucket.list("data")
     marks = [*folder.bucket.list("leases"), *([COPYING] if folder.bucket.version(COPYING) else [])]

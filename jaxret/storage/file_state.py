@@ -1,4 +1,4 @@
-"""Whether a file that is open, or mapped into memory, is still the file that was opened."""
+"""The state of a file, which shows whether an open or mapped file was changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MISSING = FileState(0, 0, 0)
 
 
 def file_state(path: Path, changed: bool = False) -> FileState:
-    """Return the state of a file now; with `changed` the time that no program can put back, too."""
+    """Return the current state of a file; `changed` is whether to read `ctime`."""
     try:
         stat = path.stat()
     except FileNotFoundError:

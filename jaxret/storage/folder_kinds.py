@@ -1,4 +1,4 @@
-"""Kinds of folders that commands make, so that none writes into one of another kind."""
+"""The kinds of folders that commands write, so that no command writes into a folder of another kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 RUN, SWEEP, RECIPE = "the run of a model", "a sweep", "a recipe"
 DATA_SET, GENERATED = "a data set that jaxret data build wrote", "what jaxret generate wrote"
 JUDGEMENTS, BM25_RESULTS, MTEB = "what jaxret data split wrote", "what jaxret bm25 wrote", "mteb's results"
-_MARKS = {  # a file that only this kind has, from the first write of consequence on
+_MARKS = {  # kind -> pattern of a file that only folders of this kind have, and that is written early
     RUN: "contract.json",
     SWEEP: "sweep.json",
     RECIPE: "done/*.json",
@@ -23,7 +23,7 @@ _MARKS = {  # a file that only this kind has, from the first write of consequenc
 }
 _CONFIG, LOG = "config.json", "metrics.jsonl"  # of a run
 RANKINGS = "runs"  # folder of the rankings of a run, and of other files that a user writes there
-_FIXED = {SWEEP, DATA_SET, GENERATED, JUDGEMENTS, BM25_RESULTS}  # kinds whose mark is never written again
+_FIXED = {SWEEP, DATA_SET, GENERATED, JUDGEMENTS, BM25_RESULTS}  # kinds whose mark never changes
 
 
 def require_folder_kind(folder: Path, kind: str) -> None:
@@ -34,8 +34,10 @@ def require_folder_kind(folder: Path, kind: str) -> None:
 
 
 def require_no_folder_file(out: str | os.PathLike[str]) -> None:
-    """Raise ValueError if a file to write is in the folder of a run, or of what jaxret bm25 wrote, but not in its
-    folder of rankings: it could be a file that the folder needs, as a shard or an evaluation."""
+    """Raise ValueError if an output file is in the folder of a run or of BM25 results, but not in its `runs`.
+
+    Such a file could replace a file of the folder, for example a shard or an evaluation.
+    """
     path = Path(out).resolve()
     for folder in path.parents:
         is_ranking = path.parent == folder / RANKINGS
@@ -48,9 +50,9 @@ def require_no_folder_file(out: str | os.PathLike[str]) -> None:
 
 
 def require_same_kind(source: Iterable[str], destination: Iterable[str], folder: str) -> None:
-    """Raise FileExistsError if a folder that has the files `destination` is of a kind that a copy of `source` is not.
+    """Raise FileExistsError if a destination folder is of another kind than the source of a copy.
 
-    `folder` names it in the error.
+    `source` and `destination` are the names of their files; `folder` is the destination in the error message.
     """
     kinds = {kind for kind, _ in _kinds(source)}
     for kind, mark in _kinds(destination):
@@ -60,7 +62,7 @@ def require_same_kind(source: Iterable[str], destination: Iterable[str], folder:
 
 @dataclass(frozen=True)
 class Contents:
-    """Names of the files of a folder, and functions from a name to the file's digest and its first line."""
+    """The names of the files of a folder, and functions that return the digest and the first line of a file."""
 
     names: Set[str]
     digest: Callable[[str], str]
@@ -93,7 +95,7 @@ def require_same_folder(source: Contents, destination: Contents, folder: str) ->
 
 
 def identifying(names: Iterable[str]) -> Iterator[str]:
-    """Yield those of the names of files whose contents `require_same_folder` may compare."""
+    """Yield the names of the files whose contents `require_same_folder` may compare."""
     names = set(names)
     marks = {mark for _, mark in _kinds(names)}
     yield from sorted(name for name in names if name in marks | {_CONFIG} or PurePosixPath(name).name == LOG)
@@ -122,7 +124,7 @@ def _left(source: Contents, destination: Contents) -> Iterator[str]:
 
 
 def _kinds(names: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Yield the kind of a folder that has files of these names, and the file that shows it."""
+    """Yield (kind, file that shows it) for a folder that has files of these names."""
     for name in names:
         for kind, mark in _MARKS.items():
             if name.count("/") == mark.count("/") and PurePosixPath(name).match(mark):

@@ -1,7 +1,7 @@
-"""Files of model folders by third parties: read within size limits, with errors that name the file.
+"""Read files of model folders from third parties, with limits of their sizes.
 
-Whoever made a folder decides what is in it. So the size of a file is checked before it is read, and damage is an error
-of one sentence.
+The content of such a folder cannot be trusted. So the size of a file is checked before it is read, and the message of
+an error has the path of the damaged file.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from safetensors import SafetensorError, safe_open
 
 from jaxret.storage.atomic import read_json
 
-MOST_SETTINGS = 8 * 2**20  # bytes of a JSON file; the largest that are known have some kilobytes
-MOST_VOCABULARY = 48 * 2**20  # bytes of a tokenizer's file; Gemma's have 34 MB
+MOST_SETTINGS = 8 * 2**20  # most bytes of a JSON file; the largest known files have some kilobytes
+MOST_VOCABULARY = 48 * 2**20  # most bytes of a tokenizer file; Gemma's has 34 MB
 _TYPES = ("F64", "F32", "F16", "BF16", "BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64)))
 
 
 def require_size(path: Path, limit: int = MOST_SETTINGS) -> None:
-    """Raise ValueError unless a path is a file of at most so many bytes; FileNotFoundError if there is none."""
+    """Raise ValueError unless a path is a file of at most `limit` bytes; FileNotFoundError if it does not exist."""
     size = path.stat().st_size
     if not path.is_file():
         raise ValueError(f"{path} is not a file; a model's settings and tokenizer are read from files")
@@ -32,15 +32,17 @@ def require_size(path: Path, limit: int = MOST_SETTINGS) -> None:
 
 
 def read_settings(path: Path) -> Any:
-    """Return the content of a JSON file of a model's folder. Raises ValueError if it is too large or no JSON."""
+    """Return the content of a JSON file of a model's folder. Raises ValueError if it is too large or not JSON."""
     require_size(path)
     return read_json(path)
 
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; within the block its tensors are read. Raises ValueError if it is damaged, or has a
-    tensor of a type that numpy lacks."""
+    """Open a safetensors file for the block.
+
+    Raises ValueError if the file is damaged, also while tensors are read, or has a tensor of a type that numpy lacks.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)

@@ -1,14 +1,14 @@
 """Leases on pieces of work in a folder that several jobs share; the work of a dead job is taken over.
 
-<folder>/.lease-NAME/ID/    the lease NAME is held by one job: a directory can be renamed to .lease-NAME only if that
+<folder>/.lease-NAME/ID/    one job holds the lease NAME: a directory can be renamed to .lease-NAME only if .lease-NAME
                             does not exist or is empty
            owner.json       host and process of the holder, which touches the file while it is alive
-           ...              files of the holder that are not finished; it publishes them by a rename
+           ...              unfinished files of the holder, which publishes them by a rename
 
-A lease that was not touched for some time is taken over by renaming ID. Nothing can be renamed out of it under the old
-name any more, so a job that was only asleep publishes nothing, and no piece of work ever has two writers. Times are
-modification times of files on the shared disk; no host's clock is used. A holder of this host whose process has ended
-loses its lease at once. The disk only has to support atomic renames.
+A lease that was not touched for some time is taken over by renaming ID. Then the old holder cannot rename files out of
+ID any more, so a job that was only asleep publishes nothing, and no piece of work has two writers. Times are
+modification times of files on the shared disk, so no host's clock is used. A holder on this host loses its lease as
+soon as its process has ended. The disk only has to support atomic renames.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from typing import Any
 
 from jaxret.storage.atomic import storage_errors, sync, write_json
 
-BOUND = 300.0  # default, in seconds: NFS may show a file's modification time a minute late
-_BEATS = 10  # touches during that time
+BOUND = 300.0  # default bound of a lease in seconds: NFS may show a file's modification time a minute late
+_BEATS = 10  # touches of a lease during its bound
 _OWNER = "owner.json"
-_UNFINISHED = ".unfinished"  # suffix of directories that are being prepared or deleted; they can be removed
+_UNFINISHED = ".unfinished"  # suffix of directories that a job prepares or deletes; they can be removed
 _PAUSE = 0.1  # seconds between two reads of a file that another job publishes
-_GONE = (errno.ENOENT, errno.ESTALE)  # errors of a directory that another job renamed; ESTALE on NFS
+_GONE = (errno.ENOENT, errno.ESTALE)  # error numbers if another job has renamed a directory; ESTALE on NFS
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Return whether the lease is still this job's: no other job has taken it over."""
+        """Return whether this job still has the lease: no other job has taken it over."""
         try:
             os.close(os.open(self.work, os.O_RDONLY | os.O_DIRECTORY))  # opening makes NFS ask the server
         except OSError as error:
@@ -73,10 +73,10 @@ class Lease:
 
 
 class Leases:
-    """The leases of this job in a folder, released at the end of the block; those of dead jobs are removed then.
+    """The leases of this job in a folder. At the end of the block they are released, and leases of dead jobs removed.
 
     `bound` is the time in seconds after which an untouched lease of this job may be taken over. It is stored in
-    owner.json, so jobs may have different ones.
+    owner.json, so jobs may have different bounds.
     """
 
     def __init__(self, folder: Path, bound: float = BOUND) -> None:
@@ -84,9 +84,9 @@ class Leases:
         self._owner = {**this_process(), "numbers": _numbers(), "bound": self.bound}
         self._leases: list[Lease] = []
         self._explanations: set[Path] = set()  # owner files of leases that this job waits for and has printed
-        self._spare: Path | None = None  # .lease.ID: prepared directory, renamed on a claim
-        self._time, self._time_of_look = 0.0, -math.inf  # time of the shared disk, and monotonic time of that reading
-        self._exists = self._made = False  # whether the folder is there; whether this job created it
+        self._spare: Path | None = None  # .lease.ID: prepared directory, which is renamed on a claim
+        self._time, self._time_of_look = 0.0, -math.inf  # time of the shared disk, and monotonic time when it was read
+        self._exists = self._made = False  # whether the folder exists; whether this job created it
         self._end = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="leases", daemon=True)
 
@@ -105,24 +105,24 @@ class Leases:
             shutil.rmtree(self._spare, ignore_errors=True)
         if self._made:
             with contextlib.suppress(OSError):
-                self.folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
+                self.folder.rmdir()  # succeeds if it is empty: a job that failed at once leaves no folder
 
     def refresh(self) -> None:
         """Fetch the files that other jobs have finished; on a shared disk they are visible at once."""
 
     def names(self) -> list[str]:
-        """Return the names of all leases in the folder, those of dead jobs included."""
+        """Return the names of all leases in the folder, also of dead jobs."""
         return [path.name.removeprefix(".lease-") for path in self.folder.glob(".lease-*")]
 
     def claim(self, name: str) -> Lease | None:
-        """Return the lease, or None while another job has it. Raises StorageError if the folder cannot be written."""
+        """Return the lease, or None if another job has it. Raises StorageError if the folder cannot be written."""
         with storage_errors(self.folder):
             try:
                 return self._claim(name, self.folder / f".lease-{name}")
             except OSError as error:
                 if error.errno not in _GONE or not self.folder.is_dir():
                     raise
-                self._spare = None  # removed by the job that completed the folder
+                self._spare = None  # the job that completed the folder has removed it
                 return None
 
     def _claim(self, name: str, path: Path) -> Lease | None:
@@ -145,7 +145,7 @@ class Leases:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Release a lease and delete the files left in it.
+        """Release a lease, and delete the files in it.
 
         Errors are suppressed: another job takes the lease over later, and an earlier exception is more important.
         """
@@ -155,7 +155,7 @@ class Leases:
             lease.work.parent.rmdir()  # fails if another job has claimed it meanwhile
 
     def publish_once(self, path: Path, value: Any) -> None:
-        """Write `value` to `path` in the folder as JSON unless a job has done so; return when the file is there."""
+        """Write `value` as JSON to `path` in the folder unless a job has done so; return when the file exists."""
         while not path.exists():
             lease = self.claim(path.stem)
             if lease is None:
@@ -186,19 +186,19 @@ class Leases:
         return "nobody any more"
 
     def others_exist(self) -> bool:
-        """Return whether other jobs have leases, dead jobs included."""
+        """Return whether other jobs, also dead ones, have leases."""
         return bool(set(self.folder.glob(".lease-*")) - {lease.work.parent for lease in self._leases})
 
     def clear(self) -> None:
-        """Remove the leases of all other jobs. For when all work is done: a living job then loses nothing."""
+        """Remove the leases of all other jobs. Call it when all work is done: a living job then loses nothing."""
         own_paths = {lease.work.parent for lease in self._leases} | {self._spare}
         for path in set(self.folder.glob(".lease[-.]*")) - own_paths:
             shutil.rmtree(path, ignore_errors=True)
 
     def _remove_abandoned(self) -> None:
-        """Remove what dead jobs left: leases that could be taken over, and directories prepared or nearly deleted.
+        """Remove leases and unfinished directories of dead jobs.
 
-        An unfinished directory may be a living job's, which prepares another one then.
+        If an unfinished directory belongs to a living job, that job prepares another one.
         """
         for path in self.folder.glob(f".lease.*{_UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
@@ -211,7 +211,7 @@ class Leases:
     def _prepared(self) -> Path:
         if not self._spare or not self._spare.is_dir():
             token = secrets.token_hex(8)
-            if not self._exists:  # a folder that vanishes later is an error, so it is made only once
+            if not self._exists:  # made only once, because it is an error if the folder vanishes later
                 self._made = not self.folder.exists()
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._exists = True
@@ -221,7 +221,7 @@ class Leases:
             try:
                 (draft / token).mkdir()
                 (draft / token / _OWNER).write_text(json.dumps(self._owner))
-                sync(draft / token / _OWNER)  # after a power cut, an empty one would make others wait
+                sync(draft / token / _OWNER)  # after a power cut, an empty file would make other jobs wait
                 draft.rename(spare)
             except BaseException:  # a full disk may accept a directory but no file
                 shutil.rmtree(draft, ignore_errors=True)
@@ -230,17 +230,17 @@ class Leases:
         return self._spare
 
     def _discard(self, work: Path) -> None:
-        """Rename a directory away, which is atomic, then delete it."""
+        """Delete a directory after an atomic rename."""
         grave = self.folder / f".lease.{secrets.token_hex(8)}{_UNFINISHED}"
         try:
             os.rename(work, grave)
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-        shutil.rmtree(grave, ignore_errors=True)  # the next job deletes any rest
+        shutil.rmtree(grave, ignore_errors=True)  # the next job deletes what remains
 
     def _why_free(self, owner: Path) -> str:
-        """Return whose lease may be taken over, and why; "" if it may not."""
+        """Return the holder of a lease, and the reason why it may be taken over; "" if it may not."""
         owner_record: dict[str, Any] = {}
         try:
             with open(owner) as file:  # opening makes NFS read the file's time again
@@ -248,7 +248,7 @@ class Leases:
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-            last_touch = owner.parent.stat().st_mtime  # if this is missing too, the lease was released
+            last_touch = owner.parent.stat().st_mtime  # raises if the lease was released
         holder = describe_owner(owner_record)
         if owner_record.get("numbers") == self._owner["numbers"] and is_gone(owner_record):
             return f"{holder}, which is gone"
@@ -294,9 +294,9 @@ def this_process() -> dict[str, Any]:
 
 
 def is_gone(process: Mapping[str, Any]) -> bool:
-    """Return whether `process`, made by `this_process` on this host, has ended.
+    """Return whether a process of this host, a result of `this_process`, has ended.
 
-    Its process id may belong to another process by now.
+    Another process may have its process id now.
     """
     if process.get("host") != socket.gethostname() or type(process.get("process")) is not int:
         return False
@@ -304,7 +304,7 @@ def is_gone(process: Mapping[str, Any]) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the boot and start time of a process, which tell it from a later one with its id; "" if none."""
+    """Return boot and start time of a process, which differ from those of a later process with its id; "" if none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -313,7 +313,7 @@ def _started(pid: int) -> str:
         pass
     if sys.platform == "linux":
         return ""
-    try:  # without /proc: only whether it exists
+    try:  # without /proc, only its existence is known
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""

@@ -1,4 +1,4 @@
-"""A lock on a folder: only one process writes there, and other processes can read which one."""
+"""A lock on a folder: only one process writes files in it, and other processes can read which one it is."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class LockedError(ValueError):
 class FolderLock:
     """An flock on `<folder>/.lock`, held until `release()`; the kernel releases it when the process dies.
 
-    The record of a killed process of this host is replaced, with a line on stderr. That of another host is not: a
-    shared disk may not share flocks between hosts. On a disk without flock, filelock creates the file exclusively
-    instead. Raises LockedError if another job holds the lock, StorageError if the folder cannot be written.
+    The record of a killed process of this host is replaced, with a line on stderr. The record of a process on another
+    host is not replaced, because a shared disk may not share flocks between hosts. On a disk without flock, filelock
+    creates the file exclusively. Raises LockedError if another job holds the lock, StorageError if the folder cannot
+    be written.
     """
 
     def __init__(self, folder: Path, job: str) -> None:
@@ -38,7 +39,7 @@ class FolderLock:
                 self._lock.acquire()
             except Timeout:
                 raise LockedError(self._refusal(_read_holder(folder))) from None
-            except PermissionError:  # the file is another user's
+            except PermissionError:  # the file belongs to another user
                 if holder := _read_holder(folder):
                     raise LockedError(self._refusal(holder)) from None
                 raise
@@ -61,7 +62,7 @@ class FolderLock:
         return f"{sentence}; wait for it, or, if it does not run any more, remove {files}"
 
     def release(self) -> None:
-        """Release the lock and remove its files; does nothing in a forked child."""
+        """Release the lock and remove its files, except in a forked child."""
         if os.getpid() != self._process:
             return
         (self._folder / HOLDER).unlink(missing_ok=True)
@@ -84,7 +85,7 @@ def _read_holder(folder: Path) -> dict[str, Any] | None:
 
 
 def _in_use(folder: Path, holder: dict[str, Any] | None) -> str:
-    if holder is None:  # between taking the lock and writing the record
+    if holder is None:  # the other job has locked the folder, but not written its record yet
         return f"{folder} is in use by a job that has just begun"
     return (
         f"{folder} is in use: {holder['job']}, process {holder['process']} on {holder['host']}, since {holder['since']}"

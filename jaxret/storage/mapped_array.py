@@ -7,14 +7,13 @@ import threading
 
 import numpy as np
 
-# numpy reads a header with Python's own parser, which in Python 3.11 fails now and then if two threads use it at once
+# numpy parses a header with Python's parser. In Python 3.11, this parser sometimes fails if two threads use it at once
 # (SystemError: AST constructor recursion depth mismatch).
 _HEADERS = threading.Lock()
 
 
 def map_array(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return the array of a .npy file, memory-mapped and read-only. A header that promises more than the file holds
-    allocates nothing.
+    """Return the array of a .npy file, memory-mapped and read-only. A wrong size in the header allocates no memory.
 
     Raises OSError if the file cannot be read, ValueError, TypeError, OverflowError or EOFError if it is damaged.
     """

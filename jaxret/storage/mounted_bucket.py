@@ -1,4 +1,4 @@
-"""Mounted buckets: file systems whose renames copy the file, so that nothing that relies on renames is safe there."""
+"""Detection of mounted buckets. There a rename copies the file, so that atomic writes and leases are not safe."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ MOUNTS = Path("/proc/mounts")
 
 
 def mounted_bucket(folder: str | os.PathLike[str], mounts: Path = MOUNTS) -> str:
-    """Return the kind of mounted bucket that a folder is on, such as "gcsfuse"; "" if it is on none.
+    """Return the kind of the mounted bucket that contains a folder, such as "gcsfuse"; "" for a disk.
 
-    Args:
-        folder: may not exist yet.
-        mounts: table of mounts, as Linux has it; other systems have none.
+    The folder need not exist. `mounts` is Linux's table of mounts; other systems have none.
     """
     try:
         lines = mounts.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Files of buckets on this host's disk, by digest: the processes of a host fetch each once."""
+"""A cache of bucket files on this host's disk by digest: the processes of a host download each file once."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from jaxret.storage.bucket import BucketError
 from jaxret.storage.cache import cache_limit, trim_cache
 from jaxret.storage.unfinished import temporary_path
 
-_LINKED = 1 << 20  # bytes from which a file is not copied; smaller ones may be appended to
-_APPENDED = (".jsonl",)
-_ATTEMPTS = 4  # to take a file from the cache, which other threads and processes may trim
-_SHARE = 16  # part of the bound that a process stores before it lists the cache again
-_EPOCH, _YEARS = 10**9, 10**8  # seconds: modification times of files lie in these years
+_LINKED = 1 << 20  # least bytes of a file that is linked instead of copied; programs may append to smaller files
+_APPENDED = (".jsonl",)  # suffixes of files that are always copied, because programs append to them
+_ATTEMPTS = 4  # attempts to take a file from the cache, because other threads and processes may trim it
+_SHARE = 16  # a process lists the cache again after it has stored 1 / _SHARE of the limit
+_EPOCH, _YEARS = 10**9, 10**8  # modification times of cached files are _EPOCH plus up to _YEARS, in seconds
 
 
 @dataclass(frozen=True)
 class CachedFile:
-    """A file of a bucket: its name in the cache, its SHA-256 if that is known, and its address for errors."""
+    """A file of a bucket."""
 
-    name: str
-    sha256: str
-    source: str
+    name: str  # name in the cache
+    sha256: str  # "" if it is not known
+    source: str  # address, for messages
 
 
 def version_name(address: str, version: bytes) -> str:
-    """Return the name in the cache of an object that has a version and no known digest."""
+    """Return the name in the cache of an object that has a version, but no known digest."""
     return sha256(address.encode() + b"\0" + version).hexdigest()
 
 
 def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) -> None:
-    """Write a file to a path: from this host's cache, else from `parts`, which then go into the cache.
+    """Write a file to a path from this host's cache, or from `parts`, which are then stored in the cache.
 
-    A large file is a link to the cache's, which must not be written to; a new one may replace it. A file of the cache
-    that was written to all the same, as its time shows, is fetched again. Raises BucketError if the bytes do not have
-    the digest, StorageError if the disk is full.
+    A large file is a link to the cached file, and must not be changed, only replaced. If a cached file was changed,
+    which its time shows, it is fetched again. Raises BucketError if the bytes do not have the digest, StorageError if
+    the disk is full.
     """
     folder = cache_folder("objects")
     with storage_errors(folder):
@@ -63,21 +63,21 @@ def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) ->
             _ROOM.make(folder, cache_path)
         with contextlib.suppress(OSError):
             os.utime(cache_path, (time.time(), cache_path.stat().st_mtime))
-        with contextlib.suppress(FileNotFoundError):  # another process has just made room
+        with contextlib.suppress(FileNotFoundError):  # another process has just trimmed the cache
             return _copy(cache_path, path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, file, parts())  # the cache is too small for what is fetched at once
+    write_file(path, file, parts())  # not cached, because the cache is too small for the files that are in use
 
 
 class _Room:
-    """Bounds the cache: it is listed when this process has stored a part of what it may hold, not after each file."""
+    """A limiter of the cache's size, which lists the cache only after some bytes were stored, not after each file."""
 
     def __init__(self) -> None:
         self._lock, self._new_bytes, self._limit = threading.Lock(), 0, -1
 
     def make(self, folder: Path, cache_path: Path) -> None:
-        """Trim the cache if enough was stored since the last time; `cache_path` was stored now."""
+        """Trim the cache if enough was stored since the last time; `cache_path` was just stored."""
         with self._lock:
             with contextlib.suppress(FileNotFoundError):
                 self._new_bytes += cache_path.stat().st_size
@@ -91,13 +91,15 @@ _ROOM = _Room()
 
 
 def _time_of(file: CachedFile) -> int:
-    """Return the modification time of a file in the cache: the same on every host and after every fetch, as files made
-    from it record this time."""
+    """Return the modification time of a file in the cache.
+
+    It is the same on every host and after every fetch, because files that are made from it record this time.
+    """
     return _EPOCH + int(file.name[:8], 16) % _YEARS
 
 
 def _is_intact(cache_path: Path, file: CachedFile) -> bool:
-    """Return whether the cache has a file, and nobody wrote to it."""
+    """Return whether the cache has a file, and nobody has changed it."""
     try:
         return int(cache_path.stat().st_mtime) == _time_of(file)
     except FileNotFoundError:
@@ -106,13 +108,13 @@ def _is_intact(cache_path: Path, file: CachedFile) -> bool:
 
 def _store(cache_path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
     write_file(cache_path, file, parts)
-    with contextlib.suppress(FileNotFoundError):  # another thread has just made room
+    with contextlib.suppress(FileNotFoundError):  # another thread has just trimmed the cache
         cache_path.chmod(0o444)
         os.utime(cache_path, (time.time(), _time_of(file)))
 
 
 def write_file(path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
-    """Write the bytes to a path, not by the cache. Raises BucketError if they do not have the digest."""
+    """Write bytes to a path without the cache. Raises BucketError if they do not have the digest."""
     actual = sha256()
     with atomic_write(path, "wb") as target:
         for part in parts:
@@ -136,7 +138,7 @@ def _copy(cache_path: Path, path: Path) -> None:
                 except OSError as error:
                     if isinstance(error, FileNotFoundError):
                         raise
-                    shutil.copy2(cache_path, temporary)  # another disk, or one without links
+                    shutil.copy2(cache_path, temporary)  # the path is on another disk, or the disk has no links
             else:
                 shutil.copy2(cache_path, temporary)
                 temporary.chmod(0o644)

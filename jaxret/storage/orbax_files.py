@@ -1,6 +1,6 @@
-"""Checkpoints in Orbax's files: Orbax writes them, TensorStore, which it is built on, reads them.
+"""Checkpoints in Orbax's files: Orbax writes them, and TensorStore, its storage library, reads them.
 
-Orbax's own reader has barriers: where one process of a job finds a damaged array, the others would wait in them for it.
+Orbax's own reader has barriers: if one process of a job found a damaged array, the others would wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorstore
 from jaxret.parallel.mesh import path_name
 from jaxret.types import Tree
 
-_READERS = 8  # threads, each with one array: its parts are decoded side by side
+_READERS = 8  # threads that read one array each
 
 
 class OrbaxFiles:
@@ -34,21 +34,21 @@ class OrbaxFiles:
         self._folder = folder
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of arrays by their names. Raises ValueError naming one that cannot be read.
+        """Return the shapes of arrays by their names. Raises ValueError with the name of an array that cannot be read.
 
-        TensorStore reads them: Orbax's reader of metadata keeps some kilobytes for each array for as long as the
-        process lives.
+        TensorStore reads them, because Orbax's reader of metadata keeps some kilobytes for each array until the process
+        ends.
         """
         context, shapes = tensorstore.Context(), {}
         for name in names:
             try:
                 shapes[name] = self._open(name, context).shape
-            except ValueError as error:  # all of TensorStore's
+            except ValueError as error:  # TensorStore raises no other errors
                 raise ValueError(f"{name.partition('/')[0]} cannot be read") from error
         return shapes
 
     def read(self, name: str) -> Any:
-        """Return an array, without Orbax, whose readers all processes would have to call."""
+        """Return an array. Not by Orbax's reader, which all processes would have to call."""
         return self._open(name, tensorstore.Context()).read().result()
 
     def _open(self, name: str, context: tensorstore.Context) -> tensorstore.TensorStore:
@@ -58,9 +58,9 @@ class OrbaxFiles:
         return tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True, context=context).result()
 
     def load(self, abstract: Tree) -> Tree:
-        """Return arrays with the shapes, types and shardings of an abstract tree; each device's part is read alone.
+        """Return arrays with the shapes, dtypes and shardings of an abstract tree; a device reads only its part.
 
-        Raises ValueError for an array that cannot be read, or has another type.
+        Raises ValueError for an array that cannot be read, or has another dtype.
         """
         context = tensorstore.Context()
 
@@ -84,7 +84,7 @@ class OrbaxFiles:
             return jax.tree_util.tree_unflatten(structure, list(readers.map(read, leaves)))
 
     def load_all(self, device: jax.Device) -> Tree:
-        """Return all arrays on a device, as a tree of items. Orbax reads them, and so all of its files."""
+        """Return all arrays on a device, as a tree of items. Orbax reads them, so that all its files are checked."""
         from orbax.checkpoint import v1 as ocp
 
         sharding = jax.sharding.SingleDeviceSharding(device)
@@ -104,7 +104,7 @@ class OrbaxWriter:
     """
 
     def __init__(self, folder: Path) -> None:
-        from orbax.checkpoint import v1 as ocp  # a sixth of a second, which a search need not wait for
+        from orbax.checkpoint import v1 as ocp  # the import takes a sixth of a second, and a search does not need it
 
         self._checkpointer = ocp.training.Checkpointer(
             folder, preservation_policy=ocp.training.preservation_policies.PreserveAll()
@@ -117,14 +117,14 @@ class OrbaxWriter:
         )
 
     def is_saving(self) -> bool:
-        """Return whether the last save is not done."""
+        """Return whether a save is running."""
         return self._checkpointer.is_saving_in_progress()
 
     def wait(self) -> None:
-        """Wait for the save; raises its error."""
+        """Wait for the save. Raises its error."""
         try:
             self._checkpointer.wait()
-        finally:  # ends the thread and the event loop that Orbax begins for each save; raises what `wait` raises
+        finally:  # ends the thread and the event loop that Orbax starts for each save; raises the same error again
             with contextlib.suppress(Exception):
                 self._response.result()
 
@@ -134,10 +134,10 @@ class OrbaxWriter:
 
 
 class OrbaxAlias:
-    """A path of a folder without *, ? and [, which Orbax's search for files takes for a pattern.
+    """A path to a folder without *, ? and [: Orbax would take a path with them for a pattern.
 
-    It goes through an open descriptor of the folder, so that it ends with the process. Raises ValueError where the
-    system has no such paths.
+    The path uses an open descriptor of the folder, so it is valid until the process ends. Raises ValueError on systems
+    without such paths.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -148,7 +148,7 @@ class OrbaxAlias:
 
     @property
     def path(self) -> Path:
-        """The path, which the open folder must have."""
+        """Return the path; the folder must exist."""
         if self._plain:
             return self._folder
         if self._descriptor < 0:

@@ -1,4 +1,4 @@
-"""A temporary folder that goes with its owner."""
+"""A temporary folder that is removed with its owner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 
 
 class TemporaryFolder:
-    """A folder that is removed with this object, or when the process ends; a forked child leaves it alone."""
+    """A folder that is removed with this object, or when the process ends. A forked child does not remove it."""
 
     def __init__(self) -> None:
         self.path = Path(mkdtemp(prefix="jaxret-"))
@@ -18,6 +18,6 @@ class TemporaryFolder:
 
 
 def _remove_own(folder: Path, process: int) -> None:
-    """Remove a folder, if this is the process that made it."""
+    """Remove a folder if this process made it."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,13 +17,13 @@ from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path` that becomes `path` if the block succeeds, after a flush to disk.
+    """Yield an empty folder beside `path`; it is flushed to disk and renamed to `path` if the block succeeds.
 
-    After an error, Ctrl-C or SIGTERM it is removed and `path` is unchanged; only SIGKILL leaves it, as `.NAME.*.tmp`,
-    until the next call.
+    After an error, Ctrl-C or SIGTERM the folder is removed, and `path` is unchanged. After SIGKILL, a folder
+    `.NAME.*.tmp` remains until the next call.
 
-    Raises FileExistsError if `path` exists and is not an empty folder, also if another job made it meanwhile, and
-    StorageError if it cannot be written.
+    Raises FileExistsError if `path` exists and is not an empty folder, also if another job made it during the block,
+    and StorageError if it cannot be written.
     """
     path = path.absolute()
     with storage_errors(path):
@@ -66,7 +66,7 @@ def _sigterm_raises() -> Iterator[None]:
 
     try:
         old_handler = signal.signal(signal.SIGTERM, handle)
-    except ValueError:  # not in the main thread: the handler is left as it is
+    except ValueError:  # outside of the main thread the handler cannot be changed
         yield
         return
     try:

@@ -1,8 +1,8 @@
-"""Names of unfinished files and folders, and the removal of those that killed writers left.
+"""Names of unfinished files and folders, and their removal after their writers were killed.
 
-A file or folder NAME is made as `.NAME.<24 hex digits>.tmp` beside it and renamed at the end. The digits are 8 for the
-machine, 8 for the process, and 8 random ones. The writer holds an flock on it, which the kernel releases when the
-process dies.
+A file or folder NAME is written as `.NAME.<24 hex digits>.tmp` in the same folder, and renamed at the end. The digits
+are 8 for the machine, 8 for the process, and 8 random ones. The writer holds an flock, which the kernel releases when
+the process dies.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})([0-9a-f]{8})[0-9a-f]{8}\.tmp", re.DOTALL)
-_YOUNG = 60.0  # seconds in which a writer has certainly locked what it has made
+_YOUNG = 60.0  # seconds after which a living writer has certainly locked its file
 _OLD = 86_400.0  # seconds without a change after which a writer counts as dead, if locks do not work
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a new name beside `path`, which `remove_leftovers` and `sweep` recognize."""
+    """Return a new path in the folder of `path`, with a name that `remove_leftovers` and `sweep` recognize."""
     return path.with_name(f".{path.name}.{_machine()}{os.getpid():08x}{secrets.token_hex(4)}.tmp")
 
 
 @functools.cache
 def _machine() -> str:
-    """Return 8 hex digits for this start of the machine and, in a container, for its numbering of processes; random
-    ones where these are not known, as outside Linux."""
+    """Return 8 hex digits for this boot of the machine and for the PID namespace; random digits outside of Linux."""
     try:
         process_namespace = f"{os.stat('/proc/self/ns/pid').st_ino}"
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -43,24 +42,24 @@ def _machine() -> str:
 
 
 def _writer_is_gone(match: re.Match[str]) -> bool:
-    """Return whether a name is that of a process of this machine which has ended."""
+    """Return whether the process in a temporary name ran on this machine and has ended."""
     return match[2] == _machine() and not os.path.exists(f"/proc/{int(match[3], 16)}")
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file's name is one of `temporary_path`."""
+    """Return whether `temporary_path` makes names of this form."""
     return bool(_TEMPORARY.fullmatch(name))
 
 
 def lock(descriptor: int) -> None:
-    """Take the flock of an unfinished file or folder that is open, where the disk has such locks."""
+    """Take the flock of an open unfinished file or folder, if the disk supports flocks."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the flock of a folder for the block, where the disk has such locks."""
+    """Hold the flock of a folder during the block, if the disk supports flocks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         lock(descriptor)
@@ -116,9 +115,9 @@ def _is_abandoned(path: Path, oldest_time: float) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except BlockingIOError:  # its writer lives
+    except BlockingIOError:  # its writer is alive
         return False
-    except OSError:  # the disk has no such locks
+    except OSError:  # the disk does not support flocks
         pass
     finally:
         os.close(descriptor)

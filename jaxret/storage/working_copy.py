@@ -1,14 +1,16 @@
-"""Working copies on this host's disk of folders and files in buckets.
+"""Working copies of folders and files in buckets, on this host's disk.
 
-`local_path` returns the copy of an address, which everything reads and writes as any other path. `publish` writes back
-those files that this process has changed; jobs call it where a run is whole: after a checkpoint, a shard, at the end.
-The address holds what was published last, so a job that dies loses what its next start makes again.
+`local_path` returns the copy of an address, which is read and written like any other path. `publish` writes back the
+files that this process has changed; jobs call it when a run is consistent: after a checkpoint, after a shard, at the
+end. The address has the files that were published last, so a job that dies loses only files that its next start makes
+again.
 
-A copy is a process's own, with a lock. It is removed when the process ends, unless something in it could not be
-published; a line on stderr then has its path. A killed process's copy is removed by the next process that makes one.
+Each process has its own copy, with a lock. The copy is removed when the process ends, unless some files could not be
+published; then a line on stderr has its path. The copy of a killed process is removed by the next process that makes a
+copy.
 
-Of the processes of one job the first publishes. What the others write, such as their parts of checkpoints, they upload,
-and it makes that a part of the folder (`include`).
+Of the processes of one job, only the first publishes. The others upload their files, such as parts of checkpoints, and
+the first adds them to the folder (`include`).
 """
 
 from __future__ import annotations
@@ -47,13 +49,13 @@ from jaxret.storage.file_state import MISSING, FileState, file_state
 from jaxret.storage.object_cache import CachedFile, fetch, version_name
 from jaxret.storage.unfinished import lock, sweep, temporary_path
 
-# Results that any job writes as a whole; the last one stays.
+# Folders of results, which any job may replace; the last result stays.
 _REPLACED = ("encoding/", "eval/", "runs/", "warnings/")
-# Where passages and their metadata are: any command finds that out if it is not there.
+# Indexes of passages and of their metadata. Any command computes them if they are missing.
 _DERIVED = re.compile(r"(^|/)embeddings/[^/]+/(passages\.(npy|jsonl?)|metadata/.*)$")
-# Arrays of shards: fetched when a corpus is opened, as an encoding job needs none of another's.
+# Arrays of shards. They are fetched when a corpus is opened, because an encoding job does not need other jobs' arrays.
 _VECTORS = re.compile(r"-\d+-of-\d+\.npy$")
-_ATTEMPTS = 5  # to fetch files that another job replaces meanwhile
+_ATTEMPTS = 5  # attempts to fetch files that another job replaces at the same time
 _COPIES: dict[str, WorkingCopy] = {}
 _LOCK = threading.RLock()
 
@@ -61,8 +63,9 @@ _LOCK = threading.RLock()
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return a path on this host for a path or for the address of a folder or file in a bucket.
 
-    An address is fetched when it is first used: the folder that jaxret wrote and that it is, or is in; else all objects
-    below it; else the object. If the address has no objects, the path is free, and files written there are published.
+    An address is fetched when it is first used. If it is or is in a folder that jaxret wrote, this folder is fetched;
+    else all objects below the address; else the object at the address. If there are no objects, the path does not
+    exist, and files that are written to it are published.
 
     Raises BucketError if the bucket cannot be read.
     """
@@ -77,21 +80,21 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def enclosing_folder(address: str) -> str:
-    """Return the address of the folder that jaxret wrote, if an address is one or in one; else the address."""
+    """Return the address of the folder written by jaxret that is or contains an address, or else the address itself."""
     bucket = Bucket(address)
     if bucket.version(MANIFEST):
         return bucket.address
     parts = bucket.folder.split("/")
     for count in range(len(parts) - 1, 0, -1):
         parent = Bucket(f"{bucket.scheme}://{bucket.name}/{'/'.join(parts[:count])}")
-        with contextlib.suppress(BucketError):  # rights may be those of the address alone
+        with contextlib.suppress(BucketError):  # the user may have rights for the address only
             if parent.version(MANIFEST):
                 return parent.address
     return bucket.address
 
 
 def copy_of(path: str | os.PathLike[str]) -> WorkingCopy | None:
-    """Return the working copy that an address or a local path is in; None if there is none."""
+    """Return the working copy that contains an address or a local path; None if no copy does."""
     if not _COPIES:
         return None
     if is_bucket_address(path):
@@ -104,10 +107,10 @@ def copy_of(path: str | os.PathLike[str]) -> WorkingCopy | None:
 
 
 def require_writable(folder: str | os.PathLike[str]) -> None:
-    """Raise StorageError, with the cause, unless files can be written in a folder; it is made on a disk.
+    """Raise StorageError with the cause unless files can be written to a folder. On a disk, the folder is created.
 
-    Jobs call it before the work whose results they write. A test block is written to a disk; of a working copy, the
-    first call writes a test object to the bucket.
+    Jobs call it before they compute results. It writes a test block to a disk; for a working copy, the first call
+    writes a test object to the bucket.
     """
     if copy := copy_of(folder):
         copy.require_writable()
@@ -116,7 +119,7 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
 
 
 def refresh(path: str | os.PathLike[str]) -> None:
-    """Fetch what other processes have published in the working copy that a path is in; elsewhere nothing.
+    """Fetch the files that other processes have published, if a path is in a working copy.
 
     Raises BucketError if the bucket cannot be read.
     """
@@ -125,24 +128,23 @@ def refresh(path: str | os.PathLike[str]) -> None:
 
 
 def stored_file(path: str | os.PathLike[str]) -> StoredFile | None:
-    """Return digest and size of a file of a working copy whose bytes are in the bucket alone; None for any other."""
+    """Return digest and size of a file of a working copy whose bytes are only in the bucket; None for any other."""
     copy = copy_of(path)
     return copy.stored_file(Path(path)) if copy else None
 
 
 def fetch_files(folder: str | os.PathLike[str], names: Collection[str] | None = None) -> None:
-    """Fetch those files of a folder in a working copy whose bytes are in the bucket alone.
+    """Fetch the files of a folder in a working copy whose bytes are only in the bucket.
 
-    names: of the files that are needed; None: all.
-
-    Raises BucketError if the bucket cannot be read.
+    `names` are the names of the files that are needed; None: all files. Raises BucketError if the bucket cannot be
+    read.
     """
     if copy := copy_of(folder):
         copy.fetch_files(Path(folder), names)
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as messages have it: the address of what is in a working copy."""
+    """Return a path for messages: for a path in a working copy, its address."""
     if is_bucket_address(path):
         return Bucket(os.fspath(path)).address
     if not (copy := copy_of(path)):
@@ -152,7 +154,7 @@ def shown_path(path: str | os.PathLike[str]) -> str:
 
 
 def shown_message(message: str) -> str:
-    """Return a message with the addresses of what is in working copies."""
+    """Return a message with addresses instead of paths in working copies."""
     for copy in _COPIES.values():
         message = message.replace(str(copy.path), copy.address)
         message = message.replace(str(copy.path.parent), copy.address.rpartition("/")[0])
@@ -160,7 +162,7 @@ def shown_message(message: str) -> str:
 
 
 def publish(path: str | os.PathLike[str]) -> None:
-    """Write back what this process has changed in the working copy that a path is in; elsewhere nothing.
+    """Write back the files that this process has changed, if a path is in a working copy.
 
     Raises BucketError if the bucket cannot be written, ChangedFolderError if another job has written the same files.
     """
@@ -169,9 +171,9 @@ def publish(path: str | os.PathLike[str]) -> None:
 
 
 def publish_all() -> None:
-    """Write back what this process has changed in any working copy, then remove the copies.
+    """Write back the files that this process has changed in all working copies, then remove the copies.
 
-    Raises the first error of `publish`, after all copies that could be published are.
+    Raises the first error of `publish` after all copies were tried.
     """
     first_error: StorageError | None = None
     with _LOCK:
@@ -191,8 +193,8 @@ class WorkingCopy:
     """A copy of the folder, objects or object at an address.
 
     Attributes:
-        address: gs:// or s3://.
-        path: the copy; its name is the last part of the address.
+        address: the address, gs:// or s3://.
+        path: the path of the copy; its name is the last part of the address.
     """
 
     def __init__(self, address: str) -> None:
@@ -210,13 +212,13 @@ class WorkingCopy:
             self._lock = os.open(self._parent, os.O_RDONLY)
         lock(self._lock)
         self.path = self._parent / bucket.folder.rpartition("/")[2]
-        self._files: dict[str, StoredFile] = {}  # in the bucket, as this process has seen or written them
-        self._states: dict[str, FileState] = {}  # of these files in the copy
-        self._results: dict[str, FileState] = {}  # published, where the address is one of a file
-        self._included_files: dict[str, StoredFile] = {}  # by name: uploaded already, for the next `publish`
-        self._remote_names: set[str] = set()  # names of files of `_files` whose bytes are in the bucket alone
-        self._writable = False  # whether `probe` has passed
-        self._plain = False  # whether the address holds objects of others, which are read alone
+        self._files: dict[str, StoredFile] = {}  # files of the bucket, as this process has seen or written them
+        self._states: dict[str, FileState] = {}  # states of these files in the copy
+        self._results: dict[str, FileState] = {}  # states of published results, if the address is the address of a file
+        self._included_files: dict[str, StoredFile] = {}  # uploaded files that the next `publish` adds
+        self._remote_names: set[str] = set()  # names of files in `_files` whose bytes are only in the bucket
+        self._writable = False  # whether `probe` has succeeded
+        self._plain = False  # whether the objects at the address were not written by jaxret, and are only read
         try:
             self._fetch(bucket)
         except BaseException:
@@ -224,7 +226,7 @@ class WorkingCopy:
             raise
 
     def path_of(self, address: str) -> Path:
-        """Return the path in the copy of an address below its own."""
+        """Return the path in the copy of an address below the copy's address."""
         return self.path / address[len(self.address) :].strip("/")
 
     def _fetch(self, bucket: Bucket) -> None:
@@ -232,7 +234,7 @@ class WorkingCopy:
             self.refresh()
             return
         parent, _, name = bucket.address.rpartition("/")
-        # Consoles make empty objects for folders.
+        # Web consoles create empty objects for folders.
         keys = [key for key in bucket.list() if key and not key.endswith("/") and not is_leftover(key)]
         for key in keys:
             self._fetch_object(bucket, key, key)
@@ -240,7 +242,7 @@ class WorkingCopy:
             self._fetch_object(Bucket(parent), name, "")
 
     def _fetch_object(self, bucket: Bucket, key: str, name: str) -> None:
-        """Fetch an object that jaxret has not written, if there is one, to the file `name` of the copy."""
+        """Fetch an object that jaxret has not written, if it exists, to the file `name` of the copy."""
         require_name_inside(self.address, name)
         path = self.path / name
         if (version := bucket.version(key)) is not None:
@@ -250,7 +252,7 @@ class WorkingCopy:
             self._plain = True
 
     def stored_file(self, path: Path) -> StoredFile | None:
-        """Return digest and size of a file whose bytes are in the bucket alone; None for any other path."""
+        """Return digest and size of a file whose bytes are only in the bucket; None for any other path."""
         name = self._name(path)
         return self._files[name] if name in self._remote_names else None
 
@@ -266,30 +268,28 @@ class WorkingCopy:
             self.refresh(name, is_needed)
 
     def digest(self, folder: Path) -> str:
-        """Return a digest of the names and digests of the files below a folder, as this process has seen them."""
+        """Return a digest of the names and digests of the files below a folder that this process has seen."""
         prefix = _prefix(self._name(folder))
         return sha256_json({name: file.sha256 for name, file in self._files.items() if name.startswith(prefix)})
 
     def _name(self, path: Path) -> str:
-        """Return the name of a path in the copy; "" for the copy itself."""
+        """Return the name of a path in the copy, relative to it; "" for the copy itself."""
         name = path.absolute().relative_to(self.path).as_posix()
         return "" if name == "." else name
 
     def refresh(self, folder: str = "", is_needed: Callable[[str], bool] = lambda _: False) -> None:
-        """Fetch the files below a folder of names that this process has not, or that were changed in the bucket.
+        """Fetch the files below a folder that are new or were changed in the bucket.
 
-        Files that this process has changed stay. Those that were removed in the bucket are removed. Raises BucketError
+        Files that this process has changed stay. Files that were removed in the bucket are removed. Raises BucketError
         if the bucket cannot be read, or if another job replaces files faster than they are fetched.
 
-        Args:
-            folder: names of files begin with it; "": all.
-            is_needed: whether to fetch the array of a shard of that name; of others only digest and size are fetched
-                (`stored_file`).
+        `folder` is the name of the folder, "" for all files. `is_needed` is a function of a name that returns whether
+        to fetch the array of a shard; of other arrays only digest and size are fetched (`stored_file`).
         """
         for _ in range(_ATTEMPTS - 1):
             try:
                 return self._refresh(folder, is_needed)
-            except ChangedFolderError:  # between the manifest and the bytes
+            except ChangedFolderError:  # another job changed the folder after the manifest was read
                 self.folder.forget_groups()
         return self._refresh(folder, is_needed)
 
@@ -318,9 +318,9 @@ class WorkingCopy:
                 continue
             path = self.path / name
             if file_state(path) != self._states.get(name, MISSING):
-                continue  # this process has changed it; publishing compares them
+                continue  # this process has changed it; `publish` detects a conflict
             if is_deferred:
-                path.parent.mkdir(parents=True, exist_ok=True)  # its absence would mean that the folder was removed
+                path.parent.mkdir(parents=True, exist_ok=True)  # a missing folder would count as removed
                 path.unlink(missing_ok=True)
                 self._states.pop(name, None)
                 self._files[name] = file
@@ -330,24 +330,24 @@ class WorkingCopy:
         self.folder.download(changed_files, self.path, record)
 
     def _remove_empty_folders(self, removed_names: Sequence[str]) -> None:
-        """Remove the folders that removed files were in, if nothing is in them, here or in the bucket."""
+        """Remove the folders of removed files if they are empty, in the copy and in the bucket."""
         if not removed_names:
             return
         remaining_folders = _folders(self._files)
         for folder in sorted(_folders(removed_names) - remaining_folders, key=len, reverse=True):
-            with contextlib.suppress(OSError):  # it holds something of this process
+            with contextlib.suppress(OSError):  # the folder has other files of this process
                 (self.path / folder).rmdir()
 
     def changes(self, folder: str = "") -> tuple[dict[str, Path], list[str]]:
-        """Return the files below a folder of names that this process has written, by name, and the names of those that
-        it has removed."""
+        """Return the files below a folder that this process has written, by name, and the names of files that it has
+        removed."""
         prefix = _prefix(folder)
         paths = {f"{prefix}{name}": path for name, path in folder_files(self.path / folder)}
         changed_files = {name: path for name, path in paths.items() if file_state(path) != self._states.get(name)}
         return changed_files, [name for name in self._states if name.startswith(prefix) and name not in paths]
 
     def publish(self) -> None:
-        """Write the changes back. Raises BucketError, or ChangedFolderError; the copy then stays."""
+        """Write the changes back. Raises BucketError if that fails, ChangedFolderError for a conflict."""
         if not is_first_process():
             return
         if not self.path.is_dir() and self._new_results():
@@ -364,7 +364,7 @@ class WorkingCopy:
             if all(map(_DERIVED.search, [*changed_files, *removed_names])) and not self._included_files:
                 return  # a reader without rights to write
             raise
-        if removed_names:  # else they would come back with a group that a killed job left
+        if removed_names:  # otherwise a group that a killed job left would add these files again
             self.folder.sweep_groups("")
         states = {name: file_state(path) for name, path in changed_files.items()}
         new = {name: path for name, path in changed_files.items() if name not in self._included_files}
@@ -378,7 +378,7 @@ class WorkingCopy:
         self._included_files = {}
 
     def _publish_results(self) -> None:
-        """Write a result, and others that were written beside it, as objects that other programs read."""
+        """Upload the results at the address and beside it as plain objects, which other programs can read."""
         parent = Bucket(self.address.rpartition("/")[0])
         for path in self._new_results():
             state = file_state(path)
@@ -394,20 +394,18 @@ class WorkingCopy:
         return sorted(path for path in files if file_state(path) != own_states.get(path.name, MISSING))
 
     def include(self, files: Mapping[str, StoredFile]) -> None:
-        """Make files that processes of this job have uploaded, and do not change any more, a part of the folder with
-        the next `publish`."""
+        """Add final files that processes of this job have uploaded to the folder at the next `publish`."""
         self._included_files |= files
 
     def _is_same(self, name: str, path: Path) -> bool:
-        """Return whether a file was only written again, with the bytes that the bucket has."""
+        """Return whether a file was written again with the same bytes as in the bucket."""
         file = self._files.get(name)
         return bool(file and file.size == path.stat().st_size and file.sha256 == sha256_file(path))
 
     def publish_group(self, folder: str, group: str) -> bool:
-        """Add the changed files below a folder of names as a group, at once.
+        """Add the changed files below a folder as a group, at once.
 
-        Returns False if another job has added that group: its files then replace this process's, as `refresh`
-        fetches them.
+        Returns False if another job has added that group: its files are fetched, and replace the files of this process.
         """
         self.require_writable()
         stored_files, states = self._upload(self.changes(folder)[0])
@@ -424,7 +422,7 @@ class WorkingCopy:
         return is_new
 
     def publish_folder(self, folder: str) -> None:
-        """Write back the changes below a folder of names, and move the groups there into the manifest."""
+        """Write back the changes below a folder, and move the groups of this folder into the manifest."""
         groups = {name: files for name, files in self.folder.groups(folder).items() if self.has_seen(files)}
         members = {name: file for files in groups.values() for name, file in files.items()}
         changed_files, removed_names = self.changes(folder)
@@ -444,7 +442,7 @@ class WorkingCopy:
         self.folder.discard(file for name, file in members.items() if name in removed_names)
 
     def has_seen(self, files: Mapping[str, StoredFile]) -> bool:
-        """Return whether this process has fetched or written some of these very files."""
+        """Return whether this process has fetched or written some of these files with these bytes."""
         return any(self._files.get(name) == file for name, file in files.items())
 
     def require_writable(self) -> None:
@@ -459,7 +457,8 @@ class WorkingCopy:
             self._writable = True
 
     def _upload(self, paths: Mapping[str, Path]) -> tuple[dict[str, StoredFile], dict[str, FileState]]:
-        states = {name: file_state(path) for name, path in paths.items()}  # before: a later change counts as a change
+        # Read before the upload, so that a change during the upload is noticed later.
+        states = {name: file_state(path) for name, path in paths.items()}
         return self.folder.upload(paths), states
 
     def _commit(
@@ -468,7 +467,10 @@ class WorkingCopy:
         changes: Mapping[str, StoredFile | None],
         base: Mapping[str, StoredFile],
     ) -> None:
-        """Commit changes, and record them; `stored_files` are those of them that were uploaded for it."""
+        """Commit changes, and record them.
+
+        `stored_files` are the files that were uploaded for these changes; they are deleted after a conflict.
+        """
         try:
             self.folder.commit(changes, base, lambda name: name.startswith(_REPLACED))
         except ChangedFolderError:
@@ -483,13 +485,13 @@ class WorkingCopy:
                 self._states.pop(name, None)
 
     def remove(self) -> None:
-        """Delete the copy, if this is the process that made it."""
+        """Delete the copy if this process made it."""
         if os.getpid() == self._process:
             shutil.rmtree(self._parent, ignore_errors=True)
             os.close(self._lock)
 
     def keep(self) -> Path:
-        """Keep the copy after the end of the process, and return its path."""
+        """Rename the copy, so that it stays after the end of the process, and return its new path."""
         folder = self._parent.with_name(f"unpublished-{secrets.token_hex(4)}")
         self._parent.rename(folder)
         return folder / self.path.name
@@ -500,7 +502,7 @@ def _prefix(folder: str) -> str:
 
 
 def _folders(names: Iterable[str]) -> set[str]:
-    """Return all folders that files of these names are in."""
+    """Return the names of all folders that contain files with these names."""
     folders = {name.rpartition("/")[0] for name in names}
     while new := {folder.rpartition("/")[0] for folder in folders} - folders:
         folders |= new
@@ -508,8 +510,7 @@ def _folders(names: Iterable[str]) -> set[str]:
 
 
 def folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a folder with their names; without locks, leases and unfinished ones, which begin with a
-    dot."""
+    """Yield (name, path) of the files in a folder, without locks, leases and unfinished files (names with a dot)."""
     if folder.is_file():
         yield "", folder
     for parent, folders, names in os.walk(folder):
@@ -522,7 +523,7 @@ def folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 @atexit.register
 def _end() -> None:
-    """Remove the copies of this process; one with changes stays, and is named on stderr."""
+    """Remove the copies of this process. A copy with changes stays, and its path is printed on stderr."""
     for copy in list(_COPIES.values()):
         with contextlib.suppress(OSError, ValueError):
             changed_files, removed_names = copy.changes()

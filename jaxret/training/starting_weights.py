@@ -29,7 +29,7 @@ from jaxret.training.task import AnyData, AnyJob
 from jaxret.training.train_state import TrainState, make_update_rule, place_state, restore_state
 from jaxret.types import Params
 
-HEAD = r"^(?!(\w+_)?encoder/)"  # matches paths of parameters outside encoders
+_HEAD = r"^(?!(\w+_)?encoder/)"  # matches paths of parameters outside encoders
 _SAME_MODEL = "train.start_from must name a run with the same encoder, head, pooling and lengths."
 
 
@@ -186,7 +186,7 @@ def init_state(
         head: stored parameters of heads; None: they are drawn, or begin as values of the encoder.
     """
     shapes, _ = divide_parameters(parameter_shapes(model), ADAPTER)
-    heads = draw_parameters(config, mesh, model, HEAD)
+    heads = draw_parameters(config, mesh, model, _HEAD)
     params = with_pretrained(
         {**shapes, **heads}, pretrained_params, {**model.initial_head(pretrained_params), **(head or {})}
     )

@@ -2,15 +2,16 @@
 
 Rules, each with what it prints:
 
-  duplicate   a public function or class of the package has a name that another module uses too
+  duplicate   a public function, class or constant of the package has a name that another module uses too
   name        a variable, parameter, field or function is called by a participle that says nothing (BANNED), or a
-              variable, parameter or field of the package by any other one that is not in TERMS or FIELDS
+              variable, parameter or field of the package by any other one that is not in TERMS or FIELDS, or by a word
+              that is no noun (VAGUE)
   spelling    a name has a word in a spelling of SPELLINGS
   docstring   a docstring begins with What, As or The same; that of a function of the package does not begin with a
               verb of VERBS (those of properties may be noun phrases), lacks `Args:` where the function is public and
               has four parameters, has an entry of `Args:`, `Attributes:` or `Raises:` that is not indented by four or
-              whose text begins with a capital letter, or does not say "Raises X" of an error X that the function
-              raises if it is public
+              whose text begins with a capital letter or a preposition, or does not say "Raises X" of an error X that
+              the function raises if it is public
   backticks   a docstring or comment of the package has a name in backticks that its module does not use and the package
               does not define
   short       a variable, parameter, field or attribute of the package has at most two letters, outside of
@@ -37,6 +38,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("jaxret", "tests", "bench")
 BANNED = {"found", "told", "there", "asked", "given", "known", "wanted"}
+# Words that need another word to say anything.
+VAGUE = re.compile(
+    "absent|again|alone|before|both|each|elsewhere|every|everywhere|here|late|more|most|near|now|one|others?|ours|own|"
+    "perhaps|rest|same|some|theirs|then|together|twice|whole|wrong"
+)
 # Past participles that may name a variable: terms of the field, and values that are true or false. It only shrinks.
 TERMS = re.compile(
     r"centred|changed|closed|concatenated|counted|damaged|done|ended|expected|frozen|gated|hidden|judged|"
@@ -47,11 +53,15 @@ PARTICIPLE = re.compile(r"[a-z]{2,}ed")
 NOUNS = {"embed", "feed", "need", "seed", "speed", "shed", "ragged"}
 # Fields whose names are keys elsewhere.
 FIELDS = {
+    "ColbertHead.late": "key of the config, head.colbert.late",
     "Collective.overlapped": "in the JSON of `jaxret plan`",
     "Collective.sent": "in the JSON of `jaxret plan`",
     "FalseNegativeSettings.masked": "key of the config, loss.false_negatives.masked",
     "MiningAudit.scored": "in the record of `jaxret mine`",
     "MlrHead.chosen": "key of the config, head.mlr.chosen",
+    "PaperData.each": "key of the papers' tables (.toml)",
+    "PaperRow.each": "key of the papers' tables (.toml)",
+    "PretrainingMethod.late": "key of the config, pretraining.late",
     "Truncation.estimated": "in the manifests of token stores",
     "Truncation.lost": "in the manifests of token stores",
     "Workload.packed": "in the JSON of `jaxret plan`",
@@ -61,7 +71,7 @@ FIELDS = {
 # has to be looked up wherever it is used, so it is a noun. In a comprehension or lambda its origin is on the same line.
 SHORT = {
     *("a", "b", "x", "y"),  # operands and results of mathematical functions; b is also BM25's
-    *("i", "j", "k", "K", "n"),  # indices, the k best passages, a count
+    *("i", "j", "k", "n"),  # indices, the k best passages, a count
     *("b1", "b2", "i3", "k1", "kl"),  # parameters of Adam and BM25, a family and a divergence: keys of the config
     "t",  # the statistic of a t-test, a key of comparisons
     "id",  # a key of records
@@ -91,14 +101,18 @@ VERBS = re.compile(
     r"Encode|End|Estimate|Evaluate|Exchange|Exit|Export|Feed|Fetch|Fill|Find|Finish|Flush|Forget|Format|"
     r"Fuse|Generate|Give|Hold|Import|Index|Join|Keep|Let|Listen|Load|Log|Make|Map|Mark|Measure|Merge|"
     r"Mine|Move|Multiply|Name|Normalize|Note|Open|Order|Pack|Parse|Pickle|Pre-train|Prepare|Print|Probe|"
-    r"Put|Raise|Rank|Read|Record|Refuse|Release|Remove|Rename|Replace|Report|Require|Reshape|Return|Run|"
+    r"Put|Raise|Rank|Read|Record|Refuse|Release|Remove|Rename|Replace|Report|Require|Reshape|Restart|Return|Run|"
     r"Save|Scan|Score|Search|Send|Serve|Set|Show|Silence|Slice|Sort|Split|Stack|Start|Stop|Store|"
-    r"Stream|Sum|Take|Time|Tokenize|Trace|Train|Translate|Trim|Try|Turn|Undo|Update|Use|Validate|"
+    r"Stream|Sum|Take|Time|Tokenize|Trace|Train|Translate|Trim|Try|Turn|Undo|Update|Upload|Use|Validate|"
     r"Verify|Wait|Withdraw|Write|Yield"
 )
 SECTION = re.compile(r"(Args|Attributes|Raises):")
 # An entry of a section whose text begins with a capital letter, but for values and the names of things.
 CAPITAL = re.compile(r" {4}([\w*, ]+): (?!None|False|True|Hugging)([A-Z][a-z]+|A)\b")
+# An entry without a noun: "key: of dropout."
+PREPOSITION = re.compile(
+    r" {4}([\w*, ]+): (about|after|as|at|before|by|for|from|if|in|is|its|of|on|so|that|their|those|to|where|with)\b"
+)
 RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # another function's errors
 # A name in backticks, or a call of it.
 LIBRARIES = {"jax"}  # whose names need no use in the module
@@ -108,7 +122,11 @@ MOST_PARAMETERS, ARGS_FROM, MOST_WORDS = 7, 4, 5
 QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
 WORD = re.compile(r"(?:[a-z]{2,}|a)[,;:.?)]*")
 # Names that every module of a kind has.
-EVERY_CLI, EVERY_CONFIG = {"main"}, {"get_config", "stages"}
+EVERY_CLI, EVERY_CONFIG = {"main"}, {"get_config", "stages", "CHECKPOINTS", "FAMILIES"}
+# Constants that each module of a kind has; formats have their keys.
+TABLES = re.compile(
+    "ARCHITECTURE|ARGUMENTS|FORMATS|KEYS|NEGATIVES|OPENS_ADDRESSES|POSITIVES|QUERY|QUERY_ID|SUFFIXES|T|WRITES"
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -185,6 +203,11 @@ def is_participle(name: str) -> bool:
     return (regular or IRREGULAR.fullmatch(word) is not None) and TERMS.fullmatch(word) is None
 
 
+def says_nothing(name: str) -> bool:
+    """Whether a name is a participle or another word that is no noun."""
+    return is_participle(name) or VAGUE.fullmatch(name.strip("_")) is not None
+
+
 def own_errors(function: Function) -> set[str]:
     """The classes of the errors that a function raises itself, without those that it catches."""
     errors: set[str] = set()
@@ -223,12 +246,13 @@ def is_property(function: Function) -> bool:
 
 
 def irregular_entries(document: str) -> Iterator[str]:
-    """The entries of a docstring's sections that are not indented by four or begin with a capital letter."""
+    """The entries of a docstring's sections that are not indented by four, or begin with a capital letter or a
+    preposition."""
     inside = False
     for line in document.split("\n"):
         if line and not line.startswith(" "):
             inside = SECTION.fullmatch(line) is not None
-        if inside and (CAPITAL.match(line) or re.match(r" {1,3}\S", line)):
+        if inside and (CAPITAL.match(line) or PREPOSITION.match(line) or re.match(r" {1,3}\S", line)):
             yield line.strip()
 
 
@@ -263,7 +287,9 @@ def check_file(path: Path) -> Iterator[str]:
             if any(SPELLINGS.fullmatch(part.lower()) for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", word)):
                 yield f"spelling {where}: {word}"
         if name.startswith("jaxret/") and isinstance(node, ast.Module | ast.ClassDef | Function):
-            for word in sorted(filter(is_participle, variables(node))):
+            for word in sorted(
+                word for word in variables(node) if is_participle(word) or VAGUE.fullmatch(word.strip("_"))
+            ):
                 if f"{scope}.{word}" not in FIELDS:
                     yield f"name {where}: {word}"
             for word in sorted(bound(node, without=NOT_SHORT) - SHORT):
@@ -330,15 +356,25 @@ def unknown_names(text: str, tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
+def constants(node: ast.stmt) -> set[str]:
+    """The names in capital letters that a statement binds, without TABLES."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    names = (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+    return {name for name in names if name.isupper() and not TABLES.fullmatch(name)}
+
+
 def duplicates() -> Iterator[str]:
-    """Public functions and classes at the top of a module of the package whose name another module has too."""
+    """Public functions, classes and constants at the top of a module of the package whose name another module has
+    too."""
     owners: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "jaxret").rglob("*.py")):
         folder = path.relative_to(ROOT / "jaxret").parts[0]
         usual = EVERY_CLI if folder == "cli" else EVERY_CONFIG if folder == "configs" else set()
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_") and node.name not in usual:
-                owners[node.name].append(path.relative_to(ROOT).as_posix())
+            names = {node.name} if isinstance(node, ast.ClassDef | Function) else constants(node)
+            for name in sorted(names - usual):
+                if not name.startswith("_"):
+                    owners[name].append(path.relative_to(ROOT).as_posix())
     for name, files in sorted(owners.items()):
         if len(files) > 1:
             yield f"duplicate {name}: {', '.join(files)}"

@@ -32,9 +32,9 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
         ("def f(encoded): ...", "def f(vectors): ...", "name jaxret/m.py f: encoded"),
         ("def f():\n    written = 1", "def f():\n    hidden = 1", "name jaxret/m.py f: written"),
         ("def f():\n    return lambda sorted: 1", "def f():\n    return lambda seed: 1", "name jaxret/m.py f: sorted"),
-        ("x = lambda read, *chosen: 1", "x = lambda read, *rest: 1", "name jaxret/m.py: chosen"),
-        ("@f(lambda taken: 1)\ndef g(): ...", "@f(lambda one: 1)\ndef g(): ...", "name jaxret/m.py: taken"),
-        ("def g(x=lambda taken: 1): ...", "def g(x=lambda one: 1): ...", "name jaxret/m.py: taken"),
+        ("x = lambda read, *chosen: 1", "x = lambda read, *items: 1", "name jaxret/m.py: chosen"),
+        ("@f(lambda taken: 1)\ndef g(): ...", "@f(lambda item: 1)\ndef g(): ...", "name jaxret/m.py: taken"),
+        ("def g(x=lambda taken: 1): ...", "def g(x=lambda item: 1): ...", "name jaxret/m.py: taken"),
         (
             "try:\n    f()\nexcept OSError as raised:\n    pass",
             "try:\n    f()\nexcept OSError as error:\n    pass",
@@ -69,6 +69,12 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
             ARGS.format("    a: Hugging Face's."),
             "docstring jaxret/m.py f: irregular entry 'a: First.'",
         ),
+        (
+            ARGS.format("    a: of a key."),
+            ARGS.format("    a: offset of a key."),
+            "docstring jaxret/m.py f: irregular entry 'a: of a key.'",
+        ),
+        ("def f(whole): ...", "def f(whole_set): ...", "name jaxret/m.py f: whole"),
         (
             ARGS.format("  a: first."),
             ARGS.format("    a: first.\n          First of all."),
@@ -137,6 +143,8 @@ def test_a_public_name_has_one_module(tmp_path: Path, monkeypatch: pytest.Monkey
     sources = {"jaxret/a.py": "def f(): ...\ndef _g(): ...", "jaxret/b.py": "class f: ...\ndef _g(): ..."}
     verbs = {f"jaxret/cli/{name}.py": "def main(): ..." for name in "cd"}
     assert violations(tmp_path, sources | verbs, monkeypatch) == ["duplicate f: jaxret/a.py, jaxret/b.py"]
+    constants = {f"jaxret/{name}.py": f"ROWS = {name!r}\n_PAUSE = 1\nKEYS = ()\nrows: int = 2" for name in "cd"}
+    assert violations(tmp_path / "constants", constants, monkeypatch) == ["duplicate ROWS: jaxret/c.py, jaxret/d.py"]
 
 
 def test_names_of_tests_are_free_but_for_those_that_mean_nothing(

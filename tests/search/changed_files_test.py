@@ -95,7 +95,7 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
     with pytest.raises(FileNotFoundError, match=r"no longer at .*corpus\.json"):
         texts.read(["p3"])
     (folder / "corpus.json").unlink()
-    with pytest.raises(ShardError, match=r"corpus\.json, .*texts .*exist"):
+    with pytest.raises(ShardError, match=r"corpus\.json .*exist"):
         texts.read(["p3"])
 
 

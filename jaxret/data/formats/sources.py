@@ -126,9 +126,9 @@ class JudgementSource:
             yield from file.format.judgements(file, policy)
             return
         if file.format.id_examples is not None:
-            for location, one in file.format.id_examples(file, policy):
-                for key in one.positives:
-                    yield location, Judgement(one.query_id, key, 1)
+            for location, id_example in file.format.id_examples(file, policy):
+                for key in id_example.positives:
+                    yield location, Judgement(id_example.query_id, key, 1)
             return
         assert file.format.examples is not None
         for location, example in file.format.examples(file, policy):

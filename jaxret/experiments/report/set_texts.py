@@ -18,7 +18,7 @@ from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.passages import Passages
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_run
-from jaxret.search.bm25_index import MANIFEST
+from jaxret.search.bm25_index import BM25_MANIFEST
 from jaxret.storage.atomic import read_json
 
 Winners = dict[tuple[str, str], str]  # (query id, passage id) -> name of the passage's vector with the best score
@@ -81,7 +81,7 @@ def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
         encoded_corpus = open_encoded(run.workdir.embeddings(name), verify=False)
         if encoded_corpus.corpus_identity == corpus:
             return [shards.folder for shards in encoded_corpus.shards]
-    manifests = sorted(run.workdir.path.glob(f"bm25/*/{MANIFEST}"))
+    manifests = sorted(run.workdir.path.glob(f"bm25/*/{BM25_MANIFEST}"))
     return [path.parent for path in manifests if read_json(path).get("corpus") == corpus][:1]
 
 

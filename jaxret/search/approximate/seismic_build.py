@@ -37,7 +37,7 @@ DEFAULT_PARAMETERS = (
     "query_cut=10,heap_factor=0.9",
     "query_cut=30,heap_factor=1.0",
 )
-INDEX_FILE = "index.seismic"
+_INDEX_FILE = "index.seismic"
 SUFFIX = ".index.seismic"  # Seismic appends it to the path that it is given
 
 
@@ -67,7 +67,7 @@ def build_seismic_index(
             largest = max(largest, float(norms.max()))
             bar.update(len(shard))
     (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is replaced now
-    path = folder / INDEX_FILE
+    path = folder / _INDEX_FILE
     with quiet_output():
         index = library.SeismicIndex.build_from_dataset(passages, **settings)
         index.save(str(folder / "building"))

@@ -36,7 +36,7 @@ BUILD_SETTINGS: dict[str, type] = {
     "doc_cut": int,
 }
 SEARCH_SETTINGS: dict[str, type] = {"query_cut": int, "heap_factor": float, FACTOR: float}
-DEFAULT_SEARCH = {"query_cut": 10, "heap_factor": 0.7}
+_DEFAULT_SEARCH = {"query_cut": 10, "heap_factor": 0.7}
 
 
 def seismic_library() -> Any:
@@ -113,7 +113,7 @@ class SeismicIndex(MeasuredIndex):
 
     def _find_rows(self, queries: SparseRows, count: int, total_rows: int) -> np.ndarray:
         """Return at least `count` rows for each query, int64 [Q,C], padded with -1."""
-        settings = DEFAULT_SEARCH | parse_settings(self.parameters, SEARCH_SETTINGS)
+        settings = _DEFAULT_SEARCH | parse_settings(self.parameters, SEARCH_SETTINGS)
         settings.pop(FACTOR, None)
         text = seismic_library().get_seismic_string()
         bounds = list(pairwise(queries.offsets.tolist()))

@@ -87,7 +87,7 @@ class FalseNegativeSettings:
 
 
 # Name of a group of keys in config.loss -> its dataclass.
-GROUPS = {
+_GROUPS = {
     "false_negatives": FalseNegativeSettings,
     "kl": KlSettings,
     "in_batch_kl": KlSettings,
@@ -107,12 +107,12 @@ def loss_fields(config: ConfigDict) -> dict[str, Any]:
     for key, value in positive.items():
         if value <= 0:
             raise ValueError(f"loss.{key} is {value}; it must be positive")
-    return {key: _group(key, value) if key in GROUPS else value for key, value in loss.items()}
+    return {key: _group(key, value) if key in _GROUPS else value for key, value in loss.items()}
 
 
 def _group(name: str, keys: ConfigDict) -> Any:
     """Return the dataclass of a group of keys. Lists become tuples, because a config from JSON has lists."""
-    return GROUPS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
+    return _GROUPS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
 
 
 def distillation_keys(config: ConfigDict) -> list[str]:
