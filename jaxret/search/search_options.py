@@ -126,9 +126,7 @@ class SearchOptions:
     def require_exact(self) -> None:
         """Raise ValueError for an approximate search, which several processes cannot do together."""
         if self.candidates or self.index:
-            raise ValueError(
-                "several processes search exactly: leave candidates and index, or coordinator and engine, out"
-            )
+            raise ValueError("several processes search exactly: remove candidates and index, or coordinator and engine")
 
     def require_plain(self, reason: str) -> None:
         """Raise ValueError with a reason if a backend, a precision, or a way to find candidates is set."""

@@ -301,12 +301,12 @@ def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         pytest.param(
-            ["--query=a", "--index=x"], "several processes search exactly: leave candidates and index, or", id="index"
+            ["--query=a", "--index=x"], "several processes search exactly: remove candidates and index, or", id="index"
         ),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in [
-                (["--query=a", "--candidates=mean:9"], "several processes search exactly: leave candidates and"),
+                (["--query=a", "--candidates=mean:9"], "several processes search exactly: remove candidates and"),
                 (["--interactive"], "--interactive answers in one process: remove --coordinator"),
                 (["--queries=q", "--latency=9"], "--latency and --latency_passages time one process: remove them, or"),
                 (["--queries=q", "--latency_passages=9"], "--latency and --latency_passages time one process: remove"),

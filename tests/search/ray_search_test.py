@@ -179,9 +179,9 @@ def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--query=a", "--index=x"], "several processes search exactly: leave candidates and index, or"),
+        (["--query=a", "--index=x"], "several processes search exactly: remove candidates and index, or"),
         (["--query=a", "--coordinator=h:1"], "--engine and --coordinator are two ways to search by several processes"),
-        (["--interactive"], "--interactive answers in one process: leave --engine out"),
+        (["--interactive"], "--interactive answers in one process: remove --engine"),
         (["--queries=q", "--latency=9"], "--latency and --latency_passages time one process: remove them, or --engine"),
     ],
 )
