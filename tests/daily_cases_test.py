@@ -13,6 +13,7 @@ EXCEPTIONS: dict[str, str] = {
     "tests/configs/config_test.py::test_i3_trains_and_validates_in_chunks_of_one_query": "half a minute of compilation",
     "tests/docs_test.py::test_a_tutorial_prints_what_it_shows_in_jupyter": "Jupyter, in another environment",
     "tests/experiments/mteb_test.py::test_results_in_mteb_files_equal_jaxret_search": "mteb, in another environment",
+    "tests/export/language_model_test.py::test_a_language_model_round_trips": "half a minute of compilation",
     "tests/index/bucket_jobs_test.py::test_four_jobs_with_two_killed_write_the_bytes_of_one_on_s3": "a server of S3",
     "tests/launch/launch_test.py::test_every_launcher_trains_encodes_and_searches": "three programs, each on two hosts",
     "tests/models/encoders/flash_test.py::test_a_step_on_several_devices": "half a minute of compilation",

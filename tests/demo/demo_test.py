@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxret.data.formats import write_run
-from jaxret.data.records import Passage, Query
+from jaxret.data.formats import write_beir, write_run
+from jaxret.data.records import Judgement, Passage, Query
 from jaxret.demo.demo import ROW_MEASURE, SYSTEMS, DemoData, change_table, demo_config, show_answers
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table, markdown_table
@@ -65,7 +65,7 @@ def test_answers_are_from_the_demos_own_search(tmp_path: Path, capsys: pytest.Ca
     """Other searches of the run do not change them."""
     passages = [Passage("a", "a text"), Passage("b", "another text")]
     question = Query("q", "which text?")
-    (tmp_path / "python-docs").mkdir()
+    write_beir(tmp_path / "python-docs", passages, [question], {"test": [Judgement("q", "b", 1)]})
     for name, answer in (("python-docs.test", "b"), ("mine", "a")):
         write_run(tmp_path / "runs" / f"{name}.trec", {"q": [(answer, 0.5)]}, tag="test")
     data = DemoData(tmp_path / "python-docs", tmp_path, passages, [question], [])

@@ -212,6 +212,7 @@ def test_a_run_keeps_the_settings_of_its_directory(tmp_path: Path) -> None:
         train(config, tmp_path / "run", progress=False)
 
 
+@pytest.mark.slow
 def test_an_encoder_without_cls_has_another_token(tmp_path: Path) -> None:
     """The mean of T5, the last token of a causal language model; [CLS] is refused."""
     with pytest.raises(ValueError, match=r"set head.token='mean'"):

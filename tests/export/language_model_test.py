@@ -35,7 +35,7 @@ def write_dense(folder: Path, sizes: tuple[int, ...]) -> None:
     write_json(folder / "modules.json", numbered)
 
 
-@pytest.mark.daily("tiny_qwen3")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny_qwen3", "tiny_embeddinggemma"])  # one causal, one bidirectional
 @pytest.mark.exhaustive
 def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
