@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_impacts_give_the_ranking_of_the_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(to_anserini, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(to_anserini, "_BLOCK_ROWS", 7)
     monkeypatch.setattr(to_anserini, "FILE_ROWS", 50)
     report = export(root / "run", "anserini", tmp_path / "out", queries=QuerySource.open(root / "data"))
     run = open_run(root / "run")

@@ -148,7 +148,7 @@ def test_appends_and_deletes_apply_to_the_cut_corpus(root: Path) -> None:
     assert np.array_equal(all_vectors(open_encoded(again.folder)), appended)
     assert open_encoded(again.folder).corpus_identity == open_encoded(run.workdir.embeddings("first")).corpus_identity
     assert rankings(run, f"again-{SIZE}", root) == rankings(run, "first", root, SIZE)
-    with pytest.raises(ValueError, match=r"dimension=3: the vectors in .* have 5 numbers"):
+    with pytest.raises(ValueError, match=r"dimension=3: the vectors in .* have dimension 5"):
         append_corpus(run, Corpus.open(root / "more.jsonl"), folder, EncodeOptions(dimension=3), progress=False)
 
 

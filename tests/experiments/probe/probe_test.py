@@ -251,7 +251,7 @@ def test_a_trained_run_reports_winning_vectors(root: Path, tmp_path: Path) -> No
     options, corpus = ProbeOptions(queries=6, passages=20), Corpus.open(root / "data")
     source = EvaluationSource.open(root / "data", root / "data", "dev")
     text = report_probe(open_run(tmp_path / "run"), source, corpus, options, progress=False)
-    assert "after 1 steps of training" in text
+    assert "trained for 1 steps" in text
     winners = text.partition("Which vector of a relevant passage wins")[2]
     assert "local variation (cosine): " in winners
     assert "perplexity of the winner: " in winners

@@ -106,7 +106,7 @@ def test_an_index_of_other_vectors_or_a_damaged_one_is_refused(run: Run, tmp_pat
 @pytest.mark.slow
 def test_wrong_settings_are_errors(run: Run) -> None:
     for factory, message in (
-        ("IVF4,Flat", "indexes of sparse vectors are 'seismic'"),
+        ("IVF4,Flat", "for sparse vectors it must be 'seismic'"),
         ("seismic,postings=3", "Seismic has no setting 'postings'"),
         ("seismic,n_postings=0", "a whole number above 0"),
     ):
