@@ -14,7 +14,7 @@ from jaxret.data.formats import Corpus, JudgementSource, Policy, QuerySource, is
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.evaluation.diversity import diversity
+from jaxret.evaluation.diversity import Diversity, diversity
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import RetrieverModel
@@ -93,6 +93,10 @@ class JudgedPairs:
     passages: Float[np.ndarray, "P V D"]  # vectors before pooling
     rows: Int[np.ndarray, " P"]  # number of the pair's passage
     digest: str  # digest of texts and pairs
+
+    def diversity(self) -> Diversity:
+        """Return how much the vectors of a passage differ, and how often each wins."""
+        return diversity(self.queries, self.passages, self.rows)
 
 
 def judged_pairs(run: Run, data: JudgedSource, progress: bool = True) -> JudgedPairs:
@@ -182,7 +186,7 @@ def report_diversity(run: Run, data: JudgedSource, progress: bool = True) -> str
     """Measure diversity, write it to `diversity_path`, and return the text to print. Raises ValueError for the reasons
     of `judged_pairs`."""
     pairs = judged_pairs(run, data, progress)
-    result = diversity(pairs.queries, pairs.passages, pairs.rows)
+    result = pairs.diversity()
     names = run.model.module.head.vector_names()
     is_best = run.checkpoint == find_best_checkpoint(run.workdir, run.config)
     path = diversity_path(run.workdir, data, None if is_best else run.checkpoint["step"])
