@@ -32,7 +32,7 @@ class OptionFlags(Generic[T]):
         }
 
     def __call__(self, **changes: Any) -> T:
-        """Return the dataclass. others: values of further fields."""
+        """Return the dataclass. changes: values of further fields."""
         values = {name: holder.value for name, holder in self.holders.items()} | changes
         kind: Any = self.kind
         if "explicit_fields" in {option.name for option in fields(kind)}:

@@ -79,7 +79,7 @@ class FilterLimit:
     """Lets requests search by few filters at a time, since each keeps a searcher; those of one filter share it."""
 
     def __init__(self, limit: int = MOST_FILTERS) -> None:
-        """Let requests begin. most: filters at a time."""
+        """Let requests begin. limit: number of filters that requests search by at a time."""
         self._limit = limit
         self._requests: Counter[str] = Counter()  # by filter
         self._end = asyncio.Event()  # of a request
