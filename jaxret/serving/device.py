@@ -56,7 +56,7 @@ class DeviceThread:
     """
 
     def __init__(self, batch: int, queue_limit: int) -> None:
-        """Start the thread. batch: items computed at a time; most: items that may wait."""
+        """Start the thread. batch: items computed at a time; queue_limit: items that may wait."""
         self._batch, self._queue_limit = batch, queue_limit
         self.report: Callable[[int], object] = lambda items: None  # is called with the number of items of each batch
         self._queue: deque[_Work] = deque()
