@@ -126,7 +126,7 @@ def test_search_and_explain_as_processes(root: Path) -> None:
     assert read_run(path) == rankings
     refused = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", "--precision=int8")
     assert refused.returncode == 1
-    assert "has sparse vectors, which inverted lists search: leave --precision=int8 out" in refused.stderr
+    assert "has sparse vectors, which inverted lists search: remove --precision=int8" in refused.stderr
 
 
 def test_appended_and_deleted_passages(root: Path, tmp_path: Path) -> None:
@@ -170,5 +170,5 @@ def test_words_of_dense_vectors_are_an_error(root: Path) -> None:
 
 def test_options_of_other_searches_are_named() -> None:
     SearchOptions().require_plain("here")
-    with pytest.raises(ValueError, match="here: leave --precision=int8 and --candidates=mean:9 out"):
+    with pytest.raises(ValueError, match="here: remove --precision=int8 and --candidates=mean:9"):
         SearchOptions(precision="int8", candidates="mean:9").require_plain("here")

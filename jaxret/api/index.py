@@ -350,9 +350,9 @@ def _require_search_options(options: Any) -> None:
     """Raise ValueError for what is no SearchOptions, and for several processes, which an Index has not."""
     require_kind("options", options, SearchOptions, "a SearchOptions")
     if options.workers:
-        raise ValueError("options.workers are of `jaxret search`: an Index searches in this process; leave them out")
+        raise ValueError("options.workers are of `jaxret search`: an Index searches in this process; remove them")
     if options.all_processes:
-        raise ValueError("options.all_processes is of a Searcher: an Index searches in this process; leave it out")
+        raise ValueError("options.all_processes is of a Searcher: an Index searches in this process; remove it")
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ def load_config(config: str) -> ConfigDict:
     except Exception as error:  # the file may raise anything
         message = re.sub(r"^[A-Za-z]+Error: ", "", _describe(error).splitlines()[-1])
         if re.search(r"get_config\(\) takes 0 positional arguments", message):
-            message = f"{name} takes no suffix: leave {colon + suffix!r} out"
+            message = f"{name} takes no suffix: remove {colon + suffix!r}"
         raise ValueError(message if path in message or name in message else f"--config={config}: {message}") from error
 
 

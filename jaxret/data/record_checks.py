@@ -108,7 +108,7 @@ def check_passage(passage: Passage, location: Location, policy: Policy | None = 
     require_text(passage.text, "the text", location)
     if _is_blank(passage.text) and _is_blank(passage.title):
         problem = f"passage {passage.id!r} is empty (no text, no title)"
-        remedy = "give it a text, leave it out, or encode it as it is with jaxret encode --on_error=keep"
+        remedy = "give it a text, remove it, or encode it as it is with jaxret encode --on_error=keep"
         (policy or Policy()).reject_empty(location.error("empty passage", problem, remedy))
     return passage
 
@@ -117,7 +117,7 @@ def check_query(query: Query, location: Location) -> Query:
     """Return the query. Raises DataError if its id is not one word, or if its text is blank."""
     require_id(query.id, "query id", location)
     if _is_blank(query.text):
-        raise location.error("empty query", f"query {query.id!r} has no text", "give it a text, or leave it out")
+        raise location.error("empty query", f"query {query.id!r} has no text", "give it a text, or remove it")
     for text in (query.text, *query.answers, query.instruction):
         require_text(text, "the question, an answer or the instruction", location)
     return query

@@ -108,8 +108,8 @@ def _matcher(answers: Iterable[str], match: str, error_prefix: str = "") -> Call
             patterns.append(regex.compile(unicodedata.normalize("NFD", answer), _FLAGS))
         except regex.error as error:
             raise ValueError(
-                f"{error_prefix}the answer {answer!r} is not a regular expression ({error}); correct it, or leave "
-                "--match=regex out"
+                f"{error_prefix}the answer {answer!r} is not a regular expression ({error}); correct it, or remove "
+                "--match=regex"
             ) from error
     return lambda text: any(pattern.search(text) for pattern in patterns)
 
@@ -118,7 +118,7 @@ def _first_rank(
     query: Query, ranking: Sequence[tuple[str, float]], passage: Callable[[str], str], match: str
 ) -> int | None:
     if not query.answers:
-        raise ValueError(f"query {query.id!r} has no answers, so its accuracy is unknown; leave it out of the queries")
+        raise ValueError(f"query {query.id!r} has no answers, so its accuracy is unknown; remove it from the queries")
     right = _matcher(query.answers, match, f"query {query.id!r}: ")
     for rank, (passage_id, _) in enumerate(ranking, 1):
         try:

@@ -52,6 +52,6 @@ class RerankRequest:
         if self.train and fields:
             raise ValueError(f"--{fields[0]} needs --run (a run to rerank); with --train all passages are scored")
         if self.run and given_fields(self, ("negatives_run",), self.explicit_fields):
-            raise ValueError("--negatives_run needs --train (training data); leave it out")
+            raise ValueError("--negatives_run needs --train (training data); remove it")
         if self.run and not (self.queries and self.corpus):
             raise ValueError("--run needs --queries and --corpus, the texts of the run")

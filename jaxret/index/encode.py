@@ -151,7 +151,7 @@ def cut_encoded(
     if options.shard_rows or options.shard_mb:
         raise ValueError(
             f"dimension={options.dimension} cuts the shards of {larger.name} one by one, and they keep their rows: "
-            "leave shard_rows and shard_mb out"
+            "remove shard_rows and shard_mb"
         )
     job_log(progress)(
         f"the first {options.dimension} numbers of the vectors in {larger}, none of which is encoded again"

@@ -88,7 +88,7 @@ def most_words(run: Run, options: EncodeOptions) -> int:
         raise ValueError(f"encode.words is {words}; it must be at least 0, for all words that have a weight")
     if words and not run.model.sparse:
         head = run.config.head.name
-        raise ValueError(f"words={words}: the vectors of head {head!r} are not weights of words; leave it out")
+        raise ValueError(f"words={words}: the vectors of head {head!r} are not weights of words; remove it")
     return words
 
 

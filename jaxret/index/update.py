@@ -181,7 +181,7 @@ def delete_ids(folder: Path, locations: Mapping[str, object]) -> tuple[int, int]
             names = ", ".join(map(shorten, ids[:_NAMED_IDS])) + ", ..." * (len(ids) > _NAMED_IDS)
             raise ValueError(
                 f"{locations[ids[0]]}: {len(ids):,} of {len(locations):,} ids are of no passage in {folder}: "
-                f"{names}; correct them or leave them out (nothing was deleted)"
+                f"{names}; correct or remove them (nothing was deleted)"
             )
         rows_left = sum(int(part.present.sum()) for part in parts)
         if rows_left < encoded_corpus.total_rows:

@@ -184,7 +184,7 @@ def require_settings(job: MiningJob) -> None:
     scores are needed of a ranking without scores."""
     require_meaning(job.pools, job.settings, job.teacher)
     if "seed" in job.explicit_fields and job.settings.draw == TOP and not job.subset[0]:
-        raise ValueError(f"--seed draws nothing with --draw={TOP} and no --subset: leave it out")
+        raise ValueError(f"--seed draws nothing with --draw={TOP} and no --subset: remove it")
     runs = [pool for pool in job.pools if is_run_folder(pool)]
     for pool in job.pools:
         if pool not in (BM25_NAME, *runs) and (not source_exists(pool) or Path(pool).is_dir()):
@@ -195,7 +195,7 @@ def require_settings(job: MiningJob) -> None:
     if not job.corpus and len(runs) < len(job.pools):
         raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
     if job.encoded_name and not runs:
-        raise ValueError(f"--encoded={job.encoded_name} is the corpus of a run, and no pool is one: leave it out")
+        raise ValueError(f"--encoded={job.encoded_name} is the corpus of a run, and no pool is one: remove it")
     ranking_files = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
     if job.teacher:
         require_run_scores(job.teacher, "the scores of a teacher")
@@ -214,7 +214,7 @@ def require_settings(job: MiningJob) -> None:
 def require_run_pool(job: MiningJob) -> None:
     """Raise ValueError if no pool is a run, which is what the workers of an engine search by."""
     if not any(map(is_run_folder, job.pools)):
-        raise ValueError(f"workers search by runs, and no pool is one ({', '.join(job.pools)}): leave --engine out")
+        raise ValueError(f"workers search by runs, and no pool is one ({', '.join(job.pools)}): remove --engine")
 
 
 def require_meaning(pools: Sequence[str], settings: MiningSettings, teacher: str = "") -> None:

@@ -117,7 +117,7 @@ class RunPool:
 
     def require_corpus(self, corpus: Corpus, sha256: str) -> None:
         """Raise ContractError if texts are read from another file than was encoded."""
-        require_encoded(self.searcher.encoded_corpus, corpus, sha256, "give that, or leave the corpus out")
+        require_encoded(self.searcher.encoded_corpus, corpus, sha256, "give that, or remove --corpus")
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
         outcome = self.searcher.search(queries, depth, self._progress)

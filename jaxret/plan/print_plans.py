@@ -50,10 +50,10 @@ class PlanRequest:
         if not 0.01 <= self.utilization <= 1:
             raise ValueError(f"--utilization is {self.utilization}; it must be a number from 0.01 to 1")
         if self.lengths and self.subject in SUBJECTS and self.subject != "train":
-            raise ValueError(f"--lengths draws texts to train on, and plan {self.subject} has none: leave it out")
+            raise ValueError(f"--lengths draws texts to train on, and plan {self.subject} has none: remove it")
         if self.lengths and self.config is not None and self.config.data.train:
             raise ValueError(
-                f"--lengths draws texts in place of data.train, which is {self.config.data.train}: leave one out"
+                f"--lengths draws texts in place of data.train, which is {self.config.data.train}: remove one"
             )
 
 

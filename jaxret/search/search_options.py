@@ -37,7 +37,7 @@ class CandidateSpec(NamedTuple):
         `vectors` is the number of vectors of each passage; None if the numbers differ.
         """
         if vectors == 1:
-            raise ValueError(f"candidates={self} is for passages with several vectors; these have one: leave it out")
+            raise ValueError(f"candidates={self} is for passages with several vectors; these have one: remove it")
 
 
 def parse_candidates(text: str) -> CandidateSpec:
@@ -99,15 +99,15 @@ class SearchOptions:
         if self.candidate_spec and self.index:
             raise ValueError(f"candidates are found by {self.candidates} or by the index {self.index}, not by both")
         if self.index and (self.backend, self.precision) != ("auto", "float32"):
-            raise ValueError("backend and precision are for exact search: leave them or the index out")
+            raise ValueError("backend and precision are for exact search: remove them or the index")
         if self.index and self.filters:
-            raise ValueError("filters need exact search: leave the index out, which was built from all passages")
+            raise ValueError("filters need exact search: remove the index, which was built from all passages")
         if self.precision != "float32" and self.backend in FLOAT32_BACKENDS:
             raise ValueError(f"search backend {self.backend!r} computes in float32, not in {self.precision}: use xla")
         if invalid_filters := [text for text in self.filters if ":" not in text]:
             raise ValueError(f"filter {invalid_filters[0]!r:.99}: FIELD:VALUE is expected")
         if self.max_passage and (self.candidates or self.index):
-            raise ValueError("max_passage needs exact search: leave candidates and index out")
+            raise ValueError("max_passage needs exact search: remove candidates and index")
         if self.several:
             self.require_exact()
         if self.index_parameters and not self.index:
@@ -138,7 +138,7 @@ class SearchOptions:
         }
         usual = {"backend": "auto", "precision": "float32", "candidates": "", "index": ""}
         if flags := [f"--{name}={value}" for name, value in values.items() if value != usual[name]]:
-            raise ValueError(f"{reason}: leave {' and '.join(flags)} out")
+            raise ValueError(f"{reason}: remove {' and '.join(flags)}")
 
     @property
     def label(self) -> str:

@@ -319,9 +319,9 @@ class Searcher:
 
     def _require_parts(self) -> None:
         if self.generator or self.index:
-            raise ValueError("a part of a corpus is searched exactly; leave candidates and index out")
+            raise ValueError("a part of a corpus is searched exactly; remove candidates and index")
         if self.group.count != 1:
-            raise ValueError("a part of a corpus is searched in one process; leave coordinator and engine out")
+            raise ValueError("a part of a corpus is searched in one process; remove coordinator and engine")
 
     def _approximate(self, k: int) -> dict[str, Any] | None:
         """Return the JSON description of an approximate search for k passages; None if the search is exact."""

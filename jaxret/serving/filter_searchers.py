@@ -48,7 +48,7 @@ class FilterSearchers:
                 )
             texts += [f"{name}:{value}" for value in several]
         if self._base.filters:
-            raise RefusalError(422, "this server searches the passages of a filter already; leave filter out")
+            raise RefusalError(422, "this server searches the passages of a filter already; remove filter")
         key = tuple(sorted(set(texts)))
         if key in self._searchers:
             self._searchers.move_to_end(key)

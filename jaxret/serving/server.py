@@ -84,7 +84,7 @@ def require_token(host: str, token: str) -> None:
     if not is_loopback(host):
         raise ValueError(
             f"--host={host} can be reached from other machines: set the variable {TOKEN} to a secret that they must "
-            "send, or leave --host out"
+            "send, or remove --host"
         )
 
 

@@ -183,7 +183,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         tree = dict(pairs)
         if len(tree) < len(pairs):
             names = [name for name, _ in pairs]
-            raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+            raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
         return tree
 
     require_no_pipe(path)

@@ -65,7 +65,7 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("encode.py", ("--workdir=nowhere", "--corpus=x"), "nowhere is not a run"),
         ("search.py", ("--workdir=w", "--query=x", "--k=abc"), "--k=abc: it must be a whole number"),
         ("search.py", ("--workdir=w", "--query=x", "--k=0"), "--k=0: it must be a whole number of at least 1"),
-        ("train.py", ("--config=configs/mlr.py:x", "--workdir=w"), "configs/mlr.py takes no suffix: leave ':x' out"),
+        ("train.py", ("--config=configs/mlr.py:x", "--workdir=w"), "configs/mlr.py takes no suffix: remove ':x'"),
         ("search.py", ("--workdir=nowhere",), "give either --query"),
         ("search.py", ("--workdir=nowhere", "--query=x", "--split=test"), "--split needs --queries (a folder"),
         ("search.py", ("--workdir=nowhere", "--queries=q", "--latency_passages=x"), "'x' is not a number of passages"),
@@ -90,7 +90,7 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         (
             "-m",
             ("jaxret", "rerank", "--model=m", "--run=r", "--out=o", "--negatives_run=n"),
-            "--negatives_run needs --train (training data); leave it out",
+            "--negatives_run needs --train (training data); remove it",
         ),
         ("-m", ("jaxret", "keywords", "--corpus=nowhere", "--out=x"), "nowhere"),
         ("-m", ("jaxret", "keywords", "--corpus=nowhere"), "--out must be given"),

@@ -177,7 +177,7 @@ def test_a_config_is_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pyte
         ("", "there is no file '' .*aggretriever, base, "),
         ("nowhere/at/all.py", "there is no file 'nowhere/at/all.py'"),
         ("minilm:mrl", "configs/minilm.py:mrl: the suffix must be one of"),
-        ("mlr:x", "mlr takes no suffix: leave ':x' out"),
+        ("mlr:x", "mlr takes no suffix: remove ':x'"),
     ],
 )
 def test_a_missing_config(config: str, message: str) -> None:

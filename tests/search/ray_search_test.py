@@ -100,7 +100,7 @@ def test_workers_mine_what_one_process_does(cluster: Any, one: Path, tmp_path: P
     cluster.remove_node(host, allow_graceful=False)
     assert (tmp_path / "ours.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
     assert (tmp_path / "ours.jsonl").read_bytes().count(b'"negative_passages": [{') > 100
-    with pytest.raises(ValueError, match=r"\(bm25\): leave --engine"):
+    with pytest.raises(ValueError, match=r"\(bm25\): remove --engine"):
         require_run_pool(replace(job, pools=("bm25",)))
 
 

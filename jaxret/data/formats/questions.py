@@ -38,7 +38,7 @@ def join_by_question(
         if text not in by_text:
             names = " nor ".join(map(str, files))
             problem = f"its question {example.query.text[:100]!r} is not in {names}"
-            remedy = "use files that belong together, or leave the record out (questions are joined by their text)"
+            remedy = "use files that belong together, or remove the record (questions are joined by their text)"
             policy.reject(location.error("unknown question", problem, remedy))
             continue
         text_queries = by_text[text]

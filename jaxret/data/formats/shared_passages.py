@@ -85,4 +85,4 @@ def _passages(entries: Mapping[str, tuple[Passage, float | None]]) -> tuple[Pass
 
 
 def no_positive_error(location: Location, key: str) -> DataError:
-    return location.error("no positive", f"{key!r} holds no passage", "add a passage, or leave the record out")
+    return location.error("no positive", f"{key!r} holds no passage", "add a passage, or remove the record")

@@ -109,5 +109,5 @@ def require_short_texts(row: dict[str, Any]) -> None:
         if isinstance(value, str) and (size := len(value.encode())) > _MOST_BYTES:
             raise ValueError(
                 f"passage {row['id']!r}: its {name} has {size:,} bytes, but Milvus holds {_MOST_BYTES:,}; cut the "
-                "passages, or leave texts out (--notexts)"
+                "passages, or write no texts (--notexts)"
             )

@@ -119,5 +119,5 @@ def require_no_nul(row: dict[str, Any]) -> None:
         if any("\0" in text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)):
             raise ValueError(
                 f"passage {row['id']!r}: its {name} has the character U+0000, which PostgreSQL cannot store; correct "
-                "the corpus, or leave texts out (--notexts)"
+                "the corpus, or write no texts (--notexts)"
             )

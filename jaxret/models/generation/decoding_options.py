@@ -56,7 +56,7 @@ class DecodingOptions:
                 if method != self.method and (value := getattr(self, name)) != defaults[name]:
                     raise ValueError(
                         f"{name} is {value}, which method {method!r} reads, but method is {self.method!r}: "
-                        f"leave {name} out, or set method={method!r}"
+                        f"remove {name}, or set method={method!r}"
                     )
 
     @property
