@@ -1,5 +1,5 @@
-"""Write what follows from other files: pages of commands, config keys and modules, tutorials from their notebooks, and
-the table of formats in docs/data.md.
+"""Write what follows from other files: pages of commands, config keys and modules, tutorials from their notebooks, the
+table of formats in docs/data.md, and the papers' tables in docs/reproduce.md.
 
 `make docs` runs it before Sphinx. The pages are in docs/reference/ and docs/tutorials/, and in no commit.
 """
@@ -21,10 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
 PACKAGE = ROOT / "jaxret"
 FORMAT_MARKS = "<!-- formats: docs/generate.py writes them -->", "<!-- end of formats -->"
+PAPER_MARKS = "<!-- tables: docs/generate.py writes them -->", "<!-- end of tables -->"
 sys.path.insert(0, str(ROOT))
 
 from jaxret.cli.verbs import VERBS  # noqa: E402  (the path comes first)
 from jaxret.data.formats.detect import FORMATS  # noqa: E402
+from jaxret.evaluation.text_table import markdown_table  # noqa: E402
+from jaxret.experiments.config_values import flag_text  # noqa: E402
+from jaxret.experiments.reproduce.listing import row_numbers  # noqa: E402
+from jaxret.experiments.reproduce.papers import PAPERS, PaperRow, datasets, paper_rows, paper_title  # noqa: E402
 
 
 class Key(NamedTuple):
@@ -147,9 +152,66 @@ def with_format_table(page: str) -> str:
         title = re.sub(r"\w*_\w+", r"`\g<0>`", one.title)
         cells = (title, f"`{one.name}`", description, ", ".join(roles))
         lines.append(f"| {' | '.join(cells)} |")
-    before, table = page.split(FORMAT_MARKS[0])
-    _, after = table.split(FORMAT_MARKS[1])
-    return FORMAT_MARKS[0].join([before, "\n".join([*lines, "", FORMAT_MARKS[1]])]) + after
+    return _between(page, FORMAT_MARKS, "\n".join([*lines, "", ""]))
+
+
+def _between(page: str, marks: tuple[str, str], text: str) -> str:
+    """Return a page with a text between two marks, in place of what is there."""
+    before, table = page.split(marks[0])
+    _, after = table.split(marks[1])
+    return f"{before}{marks[0]}{text}{marks[1]}{after}"
+
+
+def with_paper_tables(page: str) -> str:
+    """Return docs/reproduce.md with the data sets and every row of the papers' tables between its two marks."""
+    parts = ["", "## Data", _data_table()]
+    for paper in PAPERS:
+        title, authors = paper_title(paper)
+        parts.append(f"## {paper}: {title} ({authors})")
+        tables: dict[str, list[PaperRow]] = {}
+        for row in paper_rows().values():
+            if row.id.startswith(f"{paper}/"):
+                tables.setdefault(row.id.split("/")[1], []).append(row)
+        for number, members in tables.items():
+            parts += [f"### {number}: {members[0].caption}", _row_table(members)]
+    return _between(page, PAPER_MARKS, "\n\n".join([*parts, ""]))
+
+
+def _data_table() -> str:
+    """Return a table of the data sets: folder below --data, title, files with their origins."""
+    lines = []
+    for name, data in datasets().items():
+        files = "; ".join(f"`{path}` ({origin})" for path, origin in data.files.items())
+        lines.append([f"`{data.folder or name}`", data.title, files])
+    return markdown_table(["folder", "data set", "files"], lines, left=3)
+
+
+def _row_table(members: list[PaperRow]) -> str:
+    lines = [
+        [f"`{row.id.rpartition('/')[2]}`", _describe_system(row), "<br>".join(row_numbers(row))] for row in members
+    ]
+    return markdown_table(["row", "config", "the paper's numbers"], lines, left=3)
+
+
+def _describe_system(row: PaperRow) -> str:
+    """Return the config of a row with the keys that it changes, or the reason why the row is not run."""
+    notes = [row.note] if row.note else []
+    if row.same_as:
+        return "; ".join([f"as `{row.same_as}`", *notes])
+    if row.reason:
+        return f"not run: {row.reason}"
+    configs = [row.config] if isinstance(row.config, str) else list(dict.fromkeys(row.config.values()))
+    parts = [f"`{config}`" for config in configs if config]
+    parts += [f"`{key}={flag_text(value)}`" for key, value in row.set.items()]
+    if row.verb == "recipe":
+        parts.append(f"`jaxret recipe`, {row.stage}" + (f", after `{row.warm_up}`" if row.warm_up else ""))
+    if row.chunks:
+        parts.append(f"`jaxret data chunk --{row.chunks}`")
+    if row.verb == "bm25":
+        parts.insert(0, "`jaxret bm25`")
+    if row.seeds > 1 and row.verb != "bm25":
+        parts.append(f"{row.seeds} seeds")
+    return "; ".join([", ".join(parts) or "`jaxret data check`", *notes])
 
 
 def tutorial(notebook: Path) -> str:
@@ -177,8 +239,9 @@ def main() -> None:
     PAGES.mkdir(exist_ok=True)
     for name, page in (("commands", commands), ("config", config_keys), ("modules", modules)):
         (PAGES / f"{name}.md").write_text(page())
-    data = ROOT / "docs" / "data.md"
-    data.write_text(with_format_table(data.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, with_tables in (("data", with_format_table), ("reproduce", with_paper_tables)):
+        path = ROOT / "docs" / f"{name}.md"
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
     for notebook in (ROOT / "docs" / "tutorials").glob("*.ipynb"):
         notebook.with_suffix(".md").write_text(tutorial(notebook), encoding="utf-8")
 

@@ -62,6 +62,12 @@ def test_the_table_of_formats_is_that_of_the_code(generate: ModuleType) -> None:
     assert "| `tevatron.corpus` | JSON records with `docid`, `text`, and perhaps `title` | passages |" in page
 
 
+def test_the_tables_of_the_papers_are_those_of_the_code(generate: ModuleType) -> None:
+    """python docs/generate.py, and commit docs/reproduce.md"""
+    page = (DOCS / "reproduce.md").read_text(encoding="utf-8")
+    assert generate.with_paper_tables(page) == page
+
+
 def test_a_key_has_the_comments_above_it_and_behind_it(generate: ModuleType) -> None:
     keys = {key.path: key for key in generate.read_keys()}
     assert keys["optimizer.warmup_fraction"].default == "0.05"

@@ -23,7 +23,6 @@ from jaxret.experiments.reproduce import papers
 from jaxret.experiments.reproduce import run_row as run_row_module
 from jaxret.experiments.reproduce.commands import FILE_FORMATS, Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.listing import list_rows, row_text
-from jaxret.experiments.reproduce.page import page
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
 from jaxret.experiments.reproduce.run_row import Measured, case_seeds, measure_case, run_row
 from jaxret.runs.mismatch import ContractError
@@ -626,8 +625,3 @@ def test_a_key_that_a_row_does_not_have_is_refused(monkeypatch: pytest.MonkeyPat
 def test_data_set_names_are_unique() -> None:
     assert all(data.trained_on in ("", *datasets()) for data in datasets().values())
     assert list(measure_case(find_rows("mlr/6/nq")[0].cases()[0], PLACES)) == []
-
-
-def test_the_page_is_up_to_date() -> None:
-    """docs/reproduce.md: python -m jaxret.experiments.reproduce.page > docs/reproduce.md"""
-    assert (REPOSITORY / "docs" / "reproduce.md").read_text(encoding="utf-8") == page()
