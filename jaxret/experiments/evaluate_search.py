@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.formats import Policy, write_retrieval_results, write_run
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage, PassageLookup, Query, Rankings
 from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, check_answers
 from jaxret.evaluation.evaluation_report import emit_evaluation, evaluation_text, write_evaluation
@@ -135,34 +136,68 @@ def treat_self_matches(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
     return without_self_matches(rankings, plan.options.k)
 
 
-def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | None:
-    """Write and print the evaluation of rankings, and return their measures by judgements; None without judgements.
+def evaluation_path(run_file: PathLike) -> Path:
+    """Return the path of the evaluation of a run file of any name, which is beside it."""
+    return Path(run_file).with_name(f"{Path(run_file).name}.eval.json")
+
+
+def write_measures(
+    files: tuple[PathLike, Path],
+    evaluation: Evaluation | None,
+    answers: Evaluation | None,
+    provenance: Mapping[str, Any],
+    cost: Mapping[str, Any],
+    latency: Callable[[], Mapping[str, Any]] | None = None,
+) -> None:
+    """Write the evaluation of a run file, print its path, and emit its event. Without measures only the event is
+    emitted.
 
     Timing comes last. The evaluation is written before it, so that it is not lost if timing is stopped.
+
+    Args:
+        files: the run file, and the file of its evaluation.
+        evaluation: measures by judgements, if there are any.
+        answers: accuracies by answers, if there are any.
+        provenance: provenance of the evaluation.
+        cost: costs of the system, without times.
+        latency: measures the time of a question; None if it is not measured.
     """
+    run_file, results = files
+    first, second = (evaluation, answers) if evaluation else (answers, None)
+    if first is None:
+        emit_evaluation(run_file, results, None)
+        return
+    write_evaluation(results, first, provenance, second, cost)
+    if latency:
+        cost = {**cost, "latency": latency()}
+        write_evaluation(results, first, provenance, second, cost)
+        print(describe_latency(cost["latency"]))
+    print(f"evaluation: {results}")
+    emit_evaluation(run_file, results, first, second, cost)
+
+
+def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | None:
+    """Write and print the evaluation of rankings, and return their measures by judgements; None without judgements."""
     dataset, options, is_judged = plan.dataset, plan.options, plan.dataset.source.judgements is not None
     write_run(plan.run_file, retrieval.rankings, tag=f"jaxret-{plan.system}")
     print(f"run: {plan.run_file}")
     answers = look_for_answers(retrieval, dataset.queries, plan.measures.cutoffs, options.match)
     evaluation = evaluate(retrieval.rankings, dataset.judgements, plan.measures.names) if is_judged else None
-    cost: dict[str, Any] = {}
-    if first := evaluation or answers:
-        source = dataset.provenance(plan.policy, plan.remove, options.match)
-        if is_judged:
-            source |= {"relevant_passages_not_in_corpus": _count_missing_passages(retrieval, dataset)}
-        if evaluation:
-            print(evaluation_text({plan.system: evaluation}))
-        provenance = {**retrieval.provenance, "dataset": source}
-        answers = answers if evaluation else None
-        cost["bytes_per_passage"] = round(retrieval.bytes_per_passage, 1)
-        write_evaluation(plan.results, first, provenance, answers, cost)
+    source = dataset.provenance(plan.policy, plan.remove, options.match)
+    if evaluation:
+        source |= {"relevant_passages_not_in_corpus": _count_missing_passages(retrieval, dataset)}
+        print(evaluation_text({plan.system: evaluation}))
+    cost = {"bytes_per_passage": round(retrieval.bytes_per_passage, 1)}
+    if evaluation or answers:
         print(f"{cost['bytes_per_passage']:,.0f} bytes a passage")
-        if options.latency != 0:
-            cost["latency"] = retrieval.latency()
-            write_evaluation(plan.results, first, provenance, answers, cost)
-            print(describe_latency(cost["latency"]))
-        print(f"evaluation: {plan.results}")
-    emit_evaluation(plan.run_file, plan.results, first, answers if evaluation else None, cost)
+    write_measures(
+        (plan.run_file, plan.results),
+        evaluation,
+        answers,
+        {**retrieval.provenance, "dataset": source},
+        cost,
+        retrieval.latency if options.latency != 0 else None,
+    )
     if options.dpr_results:
         path = plan.run_file.with_suffix(".dpr.json")
         write_dpr_results(path, retrieval.texts, retrieval.rankings, dataset.queries, options.match)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,9 @@ class EvaluationSource:
     def _is_disk_folder(self) -> bool:
         return self.queries.is_folder and not is_named(self.queries.data_files[0].path)
 
-    def read(self, policy: Policy) -> EvaluationQueries:
-        """Read the queries and the judgements. Raises ValueError if there is no query or, with judgements, no judged
-        query."""
+    def read(self, policy: Policy, run_ids: Container[str] = ()) -> EvaluationQueries:
+        """Read the queries and the judgements. `run_ids` are ids of queries to return even if they are not judged.
+        Raises ValueError if there is no query or, with judgements, no judged query."""
         judgements: list[Judgement] = []
         if self.judgements is None:
             query_list = self.queries.read(policy)
@@ -113,12 +114,14 @@ class EvaluationSource:
             query_list, records = read_judged_queries(self.queries, self.judgements, policy)
             valid_ids = {query.id for query in query_list}
             judgements = [judgement for _, judgement in reject_unknown_ids(records, valid_ids, None, policy)]
+        run_queries = {query.id: query for query in query_list if query.id in run_ids}
+        if self.judgements:
             judged_ids = {judgement.query_id for judgement in judgements}
             query_list = [query for query in query_list if query.id in judged_ids]
         if not query_list:
             noun = "judged query" if self.judgements else "query"
             raise ValueError(f"{self.queries} has no {noun} to search for; give a folder or a file with some")
-        return EvaluationQueries(query_list, judgements, self)
+        return EvaluationQueries(query_list, judgements, self, run_queries)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ class EvaluationQueries:
     queries: list[Query]
     judgements: list[Judgement]
     source: EvaluationSource  # the source that they were read from
+    # query id -> query, for the ids that the reader was given, judged or not
+    run_queries: dict[str, Query] = field(default_factory=dict)
 
     def digests(self) -> dict[str, str]:
         """Return SHA-256 digests of the queries, with answers and instructions, and of the judgements, independent of
@@ -156,13 +161,15 @@ class EvaluationQueries:
         return values | {"qrels": shown_message(judgements.source), "split": self.source.split}
 
 
-def read_evaluation_queries(source: EvaluationSource, policy: Policy) -> EvaluationQueries:
-    """Read the queries and the judgements of an evaluation, and print a line about each source. Raises ValueError if
-    there is no query or, with judgements, no judged query."""
+def read_evaluation_queries(
+    source: EvaluationSource, policy: Policy, run_ids: Container[str] = ()
+) -> EvaluationQueries:
+    """Read the queries and the judgements of an evaluation as `EvaluationSource.read`, and print a line about each
+    source. Raises ValueError if there is no query or, with judgements, no judged query."""
     print_line(f"{source.queries}: {source.queries.describe()}")
     if source.judgements:
         print_line(f"{source.judgements}: {source.judgements.describe()}")
-    dataset = source.read(policy)
+    dataset = source.read(policy, run_ids)
     if source.has_every_split:
         count = f"{len(dataset.queries):,} queries"
         print_line(f"{count}, of every split; --qrels={source.queries} selects the judged queries of one split")

@@ -15,13 +15,13 @@ from jaxret.data.formats import read_judgements, read_run, write_run
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.rankings import run_files
 from jaxret.data.records import Judgement, Query, Rankings
-from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
+from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text
 from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
+from jaxret.experiments.evaluate_search import evaluation_path, write_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.experiments.open_systems import is_system_folder, open_systems
-from jaxret.experiments.rerank_run import evaluation_path
 from jaxret.index.source import encoded_sources
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem, SystemWithoutSelfMatches
 from jaxret.storage.atomic import sha256_file
@@ -268,10 +268,8 @@ def _write_evaluation(
     systems = {name: evaluate(run, queries.judgements, measures) for name, run in parts.items()}
     print(evaluation_text({**systems, "fused": result}))
     emit_table({**systems, "fused": result})
-    path = evaluation_path(job.out)
     dataset = {"name": queries.source.dataset, "split": job.split, **queries.digests()}
     dataset["self_matches"] = "removed" if job.removes_self_matches else "kept"
-    write_evaluation(path, result, {"fused": {"method": job.method, "k": job.k, **provenance}, "dataset": dataset})
-    print(f"evaluation: {path}")
-    emit_evaluation(job.out, path, result)
+    provenance = {"fused": {"method": job.method, "k": job.k, **provenance}, "dataset": dataset}
+    write_measures((job.out, evaluation_path(job.out)), result, None, provenance, {})
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.rankings import run_files
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
-from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
+from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
-from jaxret.experiments.evaluate_search import answer_accuracies, require_answers
+from jaxret.experiments.evaluate_search import answer_accuracies, evaluation_path, require_answers, write_measures
 from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.parallel.progress import print_line
@@ -118,12 +118,14 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
     answers = answer_accuracies(
         rankings, inputs.evaluation_queries.queries, inputs.passages, inputs.measures.cutoffs, job.match
     )
-    if evaluations:
-        _write_evaluation(reranker, job, inputs, evaluations[1], answers)
-    elif answers:
-        _write_evaluation(reranker, job, inputs, answers, None)
-    else:
-        emit_evaluation(job.out, "", None)
+    write_measures(
+        (job.out, evaluation_path(job.out)),
+        evaluations[1] if evaluations else None,
+        answers,
+        _provenance(reranker, job, inputs),
+        {"bytes_per_passage": 0.0},  # a cross-encoder reads texts and stores no vectors
+        (lambda: _measure_latency(reranker, inputs, job)) if job.latency != 0 else None,
+    )
     return evaluations
 
 
@@ -147,27 +149,26 @@ def _read_inputs(job: RerankJob) -> _Inputs:
         rankings = without_self_matches(rankings, longest)
     k = longest if job.tail else min(job.depth, longest)
     measures = choose_measures(job.measures, k, job.run if k == longest else "")
-    queries = _read_run_queries(job, rankings, policy)
+    evaluation_queries = _read_queries(job, rankings, policy)
+    queries = evaluation_queries.run_queries
     answer_depth = max(measures.cutoffs)
     depths = {query: max(job.depth, answer_depth if queries[query].answers else 0) for query in rankings}
     scan, passages = _read_run_passages(job, rankings, depths, policy)
-    if job.source.judgements:
-        evaluation_queries = read_evaluation_queries(job.source, Policy(job.on_error))
-    else:
-        evaluation_queries = EvaluationQueries(list(queries.values()), [], job.source)
     check_answers(evaluation_queries.queries, job.match)
     require_answers(job.source.queries.source, evaluation_queries.queries, measures)
     return _Inputs(rankings, remove, k, measures, queries, scan, passages, evaluation_queries, policy)
 
 
-def _read_run_queries(job: RerankJob, rankings: Rankings, policy: Policy) -> dict[str, Query]:
-    queries = {query.id: query for query in job.source.queries.read(policy) if query.id in rankings}
-    if missing_ids := [query for query in rankings if query not in queries]:
+def _read_queries(job: RerankJob, rankings: Rankings, policy: Policy) -> EvaluationQueries:
+    """Read the queries of the run; without judgements, these are the queries of the evaluation."""
+    read = read_evaluation_queries if job.source.judgements else EvaluationSource.read
+    dataset = read(job.source, policy, rankings)
+    if missing_ids := [query for query in rankings if query not in dataset.run_queries]:
         message = f"{job.run} has query {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
         raise Location(source_path(job.source.queries.source)).error(
             "no such query", message, "give the queries of the run"
         )
-    return queries
+    return dataset if job.source.judgements else replace(dataset, queries=list(dataset.run_queries.values()))
 
 
 def _read_run_passages(
@@ -182,21 +183,6 @@ def _read_run_passages(
         message = f"{job.run} has passage {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
         raise Location(source_path(job.corpus.source)).error("no such passage", message, "give the corpus of the run")
     return scan, passages
-
-
-def _write_evaluation(
-    reranker: Reranker, job: RerankJob, inputs: _Inputs, evaluation: Evaluation, answers: Evaluation | None
-) -> None:
-    provenance = _provenance(reranker, job, inputs)
-    path = evaluation_path(job.out)
-    cost: dict[str, Any] = {"bytes_per_passage": 0.0}  # a cross-encoder reads texts and stores no vectors
-    write_evaluation(path, evaluation, provenance, answers, cost)
-    if job.latency != 0:
-        cost["latency"] = _measure_latency(reranker, inputs, job)
-        write_evaluation(path, evaluation, provenance, answers, cost)  # a second time: timing may be interrupted
-        print(_describe_latency(cost["latency"]))
-    emit_evaluation(job.out, path, evaluation, answers, cost)
-    print(f"evaluation: {path}")
 
 
 def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dict[str, Any]:
@@ -220,14 +206,6 @@ def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dic
     return {"rerank_ms": percentiles(times), "questions": len(times), **measurement_conditions(job.depth, device)}
 
 
-def _describe_latency(latency: Mapping[str, Any]) -> str:
-    times = latency["rerank_ms"]
-    return (
-        f"one query at a time ({latency['questions']:,} queries, {latency['k']} passages each): reranking "
-        f"p50 {times['p50']:.0f} ms, p99 {times['p99']:.0f} ms"
-    )
-
-
 def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str, Any]:
     """Return the provenance of reranked results, with the keys of a search's provenance."""
     tokenizer = reranker.tokenizer
@@ -237,11 +215,3 @@ def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str
     dataset = inputs.evaluation_queries.provenance(inputs.policy, inputs.self_matches_removed, job.match)
     corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}
     return {**reranker.origin, "corpus": corpus, "search": search, "dataset": dataset}
-
-
-def evaluation_path(out: str | Path) -> Path:
-    """Return the path of the evaluation of a reranked run, which is in the run's folder."""
-    name = Path(out).name
-    for suffix in (".trec", ".tsv", ".txt", ".run"):
-        name = name.removesuffix(suffix)
-    return Path(out).with_name(f"{name}.eval.json")

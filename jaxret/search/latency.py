@@ -137,11 +137,12 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{percentile}": round(float(value), 3) for percentile, value in zip(PERCENTILES, quantiles)}
 
 
-def describe_latency(latency: dict[str, Any]) -> str:
+def describe_latency(latency: Mapping[str, Any]) -> str:
     """Return a line on a measured latency."""
     phases = (
         f"{name} p50 {latency[key]['p50']:.2f} ms, p99 {latency[key]['p99']:.2f} ms"
-        for name, key in (("encoding", "encode_ms"), ("search", "search_ms"))
+        for name, key in (("encoding", "encode_ms"), ("search", "search_ms"), ("reranking", "rerank_ms"))
+        if key in latency
     )
     places = {
         "memory": "in memory",
@@ -150,6 +151,7 @@ def describe_latency(latency: dict[str, Any]) -> str:
         "mapped": "mapped from disk",
     }
     where = f", vectors {places[latency['vectors']]}" if "vectors" in latency else ""
+    where += f", {latency['k']} passages each" * ("rerank_ms" in latency)
     return f"one question at a time ({latency['questions']:,} asked{where}): {'; '.join(phases)}" + "".join(
         f"\nsearch of the first {int(count):,} passages: p50 {times['p50']:.2f} ms, p99 {times['p99']:.2f} ms"
         for count, times in latency.get("search_ms_by_passages", {}).items()

@@ -169,9 +169,9 @@ def _mine_pool(pool: str) -> None:
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("x.eval.json", lambda source: fuse_runs(FuseJob(("one.trec", source), "x.trec"))),
+        ("x.trec.eval.json", lambda source: fuse_runs(FuseJob(("one.trec", source), "x.trec"))),
         (
-            "x.eval.json",
+            "x.trec.eval.json",
             lambda source: rerank_run(
                 RERANKER, RerankJob(source, Corpus.open("data"), EvaluationSource.open("data"), "x.trec")
             ),

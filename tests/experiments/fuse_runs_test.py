@@ -58,7 +58,7 @@ def test_two_runs_are_fused_and_evaluated(runs: Path) -> None:
     }
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {line[0] for line in lines if line and line[0] in ("one", "two", "fused")} == {"one", "two", "fused"}
-    evaluation = read_json(runs / "both.eval.json")
+    evaluation = read_json(runs / "both.trec.eval.json")
     assert evaluation["provenance"]["fused"]["method"] == "rrf"
     assert evaluation["provenance"]["fused"]["weights"] == [1.0, 1.0]
 
@@ -69,6 +69,17 @@ def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
     done = jaxret(runs, "one.trec", "two.trec", "--method=min_max", "--out=both.trec", *tune)
     assert done.returncode == 0, done.stderr
     assert "weights 0.5, 0.5: RR@10 " in done.stdout, "equal values: the most even weights"
+
+
+def test_run_files_that_differ_in_their_suffix_have_their_own_evaluations(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    outputs = ("both", "both.trec", "both.tsv", "both.v1")
+    for k, out in enumerate(outputs, 1):
+        fuse_runs(FuseJob(("one.trec", "two.trec"), out, queries="data", qrels="data", measures=("RR@10",), k=k))
+    depths = [read_json(runs / f"{out}.eval.json")["provenance"]["fused"]["k"] for out in outputs]
+    assert depths == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("sources", [{"queries": "none"}, {"queries": "data", "qrels": "none"}])
@@ -112,7 +123,7 @@ def test_own_passages_of_queries_in_arguana(runs: Path, monkeypatch: pytest.Monk
             rankings = read_run("both.trec")
             assert any(key == query for query, ranking in rankings.items() for key, _ in ranking) is not removed
             assert (evaluation.mean["RR@10"] > 0.5) is removed
-            provenance = read_json(runs / "both.eval.json")["provenance"]
+            provenance = read_json(runs / "both.trec.eval.json")["provenance"]
             assert provenance["dataset"]["self_matches"] == ("removed" if removed else "kept")
             if "tune_qrels" in options:
                 assert provenance["fused"]["tuned_on"]["value"] > 0.5
@@ -171,12 +182,12 @@ def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
         best = np.argsort(-sums, kind="stable")[:5]
         assert [key for key, _ in fused[query.id]] == [passages[row].id for row in best]
         assert [score for _, score in fused[query.id]] == pytest.approx(sums[best].tolist(), rel=1e-6)
-    provenance = read_json(runs / "both.eval.json")["provenance"]["fused"]
+    provenance = read_json(runs / "both.trec.eval.json")["provenance"]["fused"]
     assert (provenance["exact"], provenance["weights"]) == (True, [0.25, 1.0])
     tune = ["--tune=data", "--tune_qrels=data", "--tune_split=train"]
     done = jaxret(runs, "bm25", "dense", "--out=tuned.trec", "--queries=data", "--qrels=data", *tune)
     assert done.returncode == 0, done.stderr
-    provenance = read_json(runs / "tuned.eval.json")["provenance"]["fused"]
+    provenance = read_json(runs / "tuned.trec.eval.json")["provenance"]["fused"]
     assert f"nDCG@10 {provenance['tuned_on']['value']:.4f} on data" in done.stdout
     assert sum(provenance["weights"]) == pytest.approx(1)
     both = jaxret(runs, "bm25", "dense", "--out=o.trec", "--queries=data", "--weights=1,1", *tune)

@@ -48,7 +48,7 @@ def commands(tiny: Tiny, folder: Path, data: Path) -> dict[str, list[str]]:
         "explain": [*flags, "--query=river", "--passage=river stone"],
         "fuse": [str(rankings), str(folder / "bm25" / "runs" / "data.test.trec"), *both],
         "rerank": [f"--model={tiny.cross_encoder}", f"--run={rankings}", f"--corpus={data}", *ranked],
-        "compare": [str(folder / "bm25" / "eval" / "data.test.json"), str(folder / "ranked.eval.json")],
+        "compare": [str(folder / "bm25" / "eval" / "data.test.json"), str(folder / "ranked.trec.eval.json")],
         "generate": [f"--model={tiny.generator}", f"--corpus={data}", f"--out={folder / 'generated'}"],
         "beir": [str(folder / "sets"), *flags, "--sets=one"],
         "sweep": [*one_step, f"--workdir={folder / 'sweep'}", "--grid=loss.temperature=1,2"],

@@ -16,6 +16,8 @@ import pytest
 from jaxret.data.chunks import ChunkOptions
 from jaxret.data.formats import (
     Corpus,
+    Policy,
+    QuerySource,
     TrainingSource,
     detect,
     file_sample,
@@ -26,6 +28,7 @@ from jaxret.data.formats import (
     write_run,
 )
 from jaxret.data.formats.example_writers import write_tevatron_examples
+from jaxret.data.records import Query
 from jaxret.experiments.chunk_data import chunk_data, open_texts
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
@@ -215,6 +218,20 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Source of queries -> how often it was parsed."""
+    counts: Counter[str] = Counter()
+    read = QuerySource.read
+
+    def counted(source: QuerySource, policy: Policy | None = None) -> list[Query]:
+        counts[source.source] += 1
+        return read(source, policy)
+
+    monkeypatch.setattr(QuerySource, "read", counted)
+    return counts
+
+
+@pytest.fixture
 def rankings(root: Path, tmp_path: Path) -> str:
     """The path of a run file with a passage for each judged query."""
     judged = read_judgements(root / "data", "test")
@@ -247,12 +264,16 @@ def test_an_evaluation_detects_queries_and_judgements_once(
     rankings: str,
     openings: Counter[str],
     samples: Counter[str],
+    passes: Counter[str],
 ) -> None:
+    """And parses each once."""
     openings.clear()
     samples.clear()
+    passes.clear()
     verb(str(root / "data"), run, rankings)
     for counts in (openings, samples):
         assert [counts[name] for name in ("queries.jsonl", "test.tsv")] == [1, 1], counts
+    assert passes == {str(root / "data"): 1}
 
 
 def test_mining_detects_its_training_files_once(
