@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.passages import unchanged_corpus
 from jaxret.mining.filters import normalized_text
 from jaxret.mining.pools import RunPool, is_run_folder, require_encoded
 from jaxret.models.cross_encoder import read_cross_encoder
@@ -74,14 +75,14 @@ class RetrieverTeacher:
         return RetrieverScorer(pool, queries)
 
 
-def require_passages(teacher: str, data: TrainingSource, corpus: Corpus, policy: Policy) -> None:
-    """Raise ValueError if a retriever that will encode a corpus cannot score training records with texts. It looks at
-    the first records: their passages must be in the corpus, with the same texts.
+def require_passages(teacher: str, data: TrainingSource, corpora: Iterable[Corpus], policy: Policy) -> None:
+    """Raise ValueError if a retriever that encodes corpora cannot score training records with texts. It looks at the
+    first records: their passages must be in the corpora, with the same texts.
 
     Args:
         teacher: name of the retriever, for the error.
         data: the records. Judgements and records with ids instead of texts are not read.
-        corpus: the corpus, which is read until all passages of the first records have been found.
+        corpora: the corpora, which are read until all passages of the first records have been found.
         policy: what to do with bad records.
     """
     passages: dict[str, Passage] = {}
@@ -90,7 +91,7 @@ def require_passages(teacher: str, data: TrainingSource, corpus: Corpus, policy:
         if len(passages) >= _SAMPLE_SIZE:
             break
     corpus_passages: dict[str, Passage] = {}
-    for _, passage in corpus.read_located():
+    for _, passage in chain.from_iterable(corpus.read_located() for corpus in corpora):
         if len(corpus_passages) == len(passages):
             break
         if passage.id in passages:
@@ -171,17 +172,18 @@ def open_teacher(name: str, encoded_name: str) -> TeacherModel:
     return open_reranker(name) if _task(name) == "reranking" else RetrieverTeacher(name, encoded_name)
 
 
-def check_teacher(name: str, encoded_name: str, corpus: Corpus | None) -> None:
+def check_teacher(name: str, encoded_name: str, texts: Corpus | TrainingSource, policy: Policy) -> None:
     """Raise an error if a teacher cannot score data. Weights are not loaded.
 
     Args:
         name: folder of a run, or a cross-encoder in transformers' files.
         encoded_name: name of the encoded corpus, for a retriever.
-        corpus: corpus of the data to score; None if the data contain texts.
+        texts: corpus of the data to score, or the training records if they contain texts.
+        policy: what to do with bad records.
     Raises:
         FileNotFoundError: the teacher or its encoded corpus is missing.
-        ValueError: the run is neither a retriever nor a cross-encoder.
-        ContractError: the retriever encoded another corpus.
+        ValueError: the run is neither a retriever nor a cross-encoder, or it encoded other texts than the records have.
+        ContractError: the retriever encoded another corpus, or its corpus has changed.
     """
     if not is_run_folder(name):
         try:
@@ -194,11 +196,15 @@ def check_teacher(name: str, encoded_name: str, corpus: Corpus | None) -> None:
         raise ValueError(f"the teacher {name!r} is {USES.get(config.task, config.task)}, which gives no scores")
     with open_checkpoints(folder, config) as checkpoints:
         choose_checkpoint(checkpoints, "best", folder)
-    if config.task == "retrieval":
-        encoded_corpus = open_encoded(corpus_folder(folder, encoded_name), verify=False)
-        if corpus:
-            remedy = f"encode it with the teacher (jaxret encode --workdir={folder} --name=...), or use that corpus"
-            require_encoded(encoded_corpus, corpus, corpus.scan().sha256, remedy)
+    if config.task == "reranking":
+        return
+    encoded_corpus = open_encoded(corpus_folder(folder, encoded_name), verify=False)
+    if isinstance(texts, Corpus):
+        remedy = f"encode it with the teacher (jaxret encode --workdir={folder} --name=...), or use that corpus"
+        require_encoded(encoded_corpus, texts, texts.scan().sha256, remedy)
+    else:  # the last text of an id is that of its vector
+        corpora = (unchanged_corpus(shards.folder) for shards in reversed(encoded_corpus.shards))
+        require_passages(f"the teacher {name!r}", texts, corpora, policy)
 
 
 def teacher_files(name: str, encoded_name: str) -> list[Path]:

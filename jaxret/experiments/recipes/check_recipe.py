@@ -194,13 +194,13 @@ def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: Evalua
         own_corpus = training_corpus(stage.config)
     elif not (data := training_data(stage.config)).has_texts:
         own_corpus = data.corpus
+    policy = Policy(on_error_of(stage.config.data))
     if stage.teacher not in stages:
-        check_teacher(stage.teacher, corpus_name(corpus), own_corpus)
+        check_teacher(stage.teacher, corpus_name(corpus), own_corpus or training_data(stage.config), policy)
     elif stages[stage.teacher].is_reranker:
         return
     elif not own_corpus:
-        policy = Policy(on_error_of(stage.config.data))
-        require_passages(f"the teacher {stage.teacher!r}", training_data(stage.config), corpus, policy)
+        require_passages(f"the teacher {stage.teacher!r}", training_data(stage.config), [corpus], policy)
     elif own_corpus.file.path != corpus.file.path:
         corpus_digest, own_digest = {"sha256": corpus.scan().sha256}, {"sha256": own_corpus.scan().sha256}
         remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."

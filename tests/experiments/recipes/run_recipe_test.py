@@ -20,6 +20,7 @@ from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recip
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.recipes.run_recipe import _Recipe, run_recipe
 from jaxret.experiments.recipes.stages import read_stages
+from jaxret.index.encode import encode_corpus
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.parts_list import CorpusPart, write_parts
 from jaxret.index.shards import ShardError, ShardWriter
@@ -27,7 +28,7 @@ from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.pools import require_encoded
 from jaxret.runs.mismatch import ContractError
 from jaxret.storage.atomic import read_json, read_with_digest
-from tests.pipeline import train_arguments, write_data, write_encoder
+from tests.pipeline import train_arguments, untrained_run, write_data, write_encoder
 from tests.sentence_transformers import write_modules
 
 CONFIG = """from jaxret.configs.base import get_config, two_stages
@@ -420,6 +421,32 @@ def test_an_error_of_a_late_stage_is_raised_before_the_first(
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         check_recipe(stages, tmp_path / "two", on)
     check_recipe(stages[:1], tmp_path / "two", on)
+
+
+def test_a_teacher_outside_the_recipe_scores_no_other_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records contain their texts, so they are compared with those that the run encoded, before the first step."""
+    monkeypatch.chdir(tmp_path)
+    encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
+    run, corpus = untrained_run(Path("run"), encoder, data), Corpus.open(data)
+    encode_corpus(run, corpus, progress=False)
+    texts = {passage.id: passage.text for passage in islice(corpus.read(), 3)}
+    write_records("own.jsonl", texts)
+    write_records("turned.jsonl", {key: f"other {key}" for key in texts})
+    write_records("absent.jsonl", {**texts, "x": "any"})
+    small = {"encoder.checkpoint": str(encoder), "tokens.query_length": 12, "tokens.passage_length": 24}
+    small |= {"data.negatives": 1, "loss.kl.weight": 1.0}
+    on = EvaluationSetup(corpus, EvaluationSource.open(data, data), k=10, measures=("RR@10",))
+
+    def check(records: str) -> None:
+        stage = {"name": "a", "teacher": "run", "config": small | {"data.train": records}}
+        Path("c.py").write_text(CONFIG.format(stages=[stage]))
+        check_recipe(read_stages("c.py", {}), tmp_path / "one", on)
+
+    check("own.jsonl")
+    with pytest.raises(ValueError, match=r"stage 'a': the teacher 'run' .*3 of 3 passages"):
+        check("turned.jsonl")
+    with pytest.raises(ValueError, match=r"stage 'a': the teacher 'run' .*'x', one of 1"):
+        check("absent.jsonl")
 
 
 def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
