@@ -54,8 +54,8 @@ def get_config() -> ConfigDict:
     # (docs/models.md).
     config.encoder.checkpoint = "bert-base-uncased"
     config.encoder.download = False  # True: download a hub name that is not in the local cache
-    # SHA-256 of model.safetensors, verified before loading; of several weight files: the SHA-256 of the output of
-    # sha256sum for them. "": no check.
+    # SHA-256 of model.safetensors, verified before training, also with train.start_from; of several weight files: the
+    # SHA-256 of the output of sha256sum for them. "": no check.
     config.encoder.sha256 = ""
     # Name prefixes of tensors in the file that the model may leave unused, such as poolers, classifiers, MLM heads and
     # decoders. Any other unused tensor is an error.

@@ -79,16 +79,16 @@ def require_start(job: AnyJob, contract: Mapping[str, Any]) -> None:
         ContractError: train.start_from has another model.
         ValueError: the encoder's weights do not have the digest encoder.sha256, or the adapters have another base.
     """
-    config, source = job.config, job.config.train.start_from
+    config, source, digest = job.config, job.config.train.start_from, ""
+    if config.encoder.sha256 or (config.lora.adapters and not source):
+        directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
+        digest = weights_digest(directory, config.encoder.sha256)
     if source:
         folder = Workdir(source)
         with open_checkpoints(folder, config_of_task(folder, job.task.name)) as checkpoints:
             choose_checkpoint(checkpoints, "best" if config.train.round == 1 else "last", folder)
         require_same_model(read_json(folder.contract), contract, str(folder.contract))
-        adapters_digest(config)
-    elif config.encoder.sha256 or config.lora.adapters:
-        directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
-        adapters_digest(config, weights_digest(directory, config.encoder.sha256))
+    adapters_digest(config, "" if source else digest)
 
 
 def adapters_digest(config: ConfigDict, base: str = "") -> dict[str, str]:

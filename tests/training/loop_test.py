@@ -603,6 +603,17 @@ def test_an_invalid_start_run(key: str, value: Any, message: str, root: Path, tm
     assert not (tmp_path / "run").exists(), "the corrected command is no other run"
 
 
+def test_the_weights_of_the_encoder_are_verified_beside_a_start_run(
+    whole: tuple[Path, TrainResult], root: Path, tmp_path: Path
+) -> None:
+    keys = {"train__start_from": str(whole[0]), "train__steps": 0, "data__dev": ""}
+    with pytest.raises(ValueError, match=r"encoder\.sha256 .* ab: "):
+        train(config_of(root, encoder__sha256="ab", **keys), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists(), "the corrected command is no other run"
+    digest = sha256_file(root / "encoder" / "model.safetensors")
+    assert train(config_of(root, encoder__sha256=digest, **keys), tmp_path / "run", progress=False).step == 0
+
+
 def test_a_tokenizer_with_more_words_than_the_encoder_is_an_error(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "encoder", tmp_path / "encoder")
     tokenizer = Tokenizer.from_file(str(tmp_path / "encoder" / "tokenizer.json"))
