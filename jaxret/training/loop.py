@@ -63,6 +63,7 @@ from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointErro
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.lockfile import LockedError
 from jaxret.storage.working_copy import publish
+from jaxret.training.config_check import check_reach
 from jaxret.training.data_warnings import data_warnings
 from jaxret.training.logging import MetricsCallback, MetricsLog
 from jaxret.training.losses.grad_cache import describe_rounding
@@ -140,9 +141,10 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
     config, first = job.config, first_step(job)
     data = job.task.read_data(job)
     optimization = make_optimization(config, data.train, first)
-    total = optimization.length.total
+    total, planned_steps = optimization.length.total, optimization.length.planned_steps
+    check_reach(config, planned_steps, planned_steps * optimization.length.epochs_per_batch * config.train.accumulate)
     settings_warnings = []
-    if long_warmup := describe_long_warmup(config.optimizer, optimization.length.planned_steps):
+    if long_warmup := describe_long_warmup(config.optimizer, planned_steps):
         job.log(long_warmup)
         settings_warnings.append(RunWarning("settings", long_warmup))
     teacher, teacher_record = load_teacher(job, data.contract)

@@ -76,11 +76,33 @@ def checked(overrides: dict[str, Any]) -> None:
         (I3 | {"data.pseudo_queries": "", "loss.contrastive_weight": 0.0}, r"there is nothing to learn"),
         ({"loss.in_batch_negatives": False, "data.negatives": 0}, r"positive .*nothing .*compete"),
         ({"validation.best": "first"}, r"validation.best .*'first'; .*metric"),
+        (SPLADE | {"train.steps": 3}, r"loss.sparsity.steps .*4, .*3 steps.*: .*3"),
+        (SPLADE | {"train.steps": 3, "loss.sparsity.passage": 0.0}, r"loss.sparsity.steps .*4, .*3 steps"),
+        (
+            {"data.dev": "somewhere", "validation.then": "nll", "train.epochs": 20.0},
+            r"validation.then_from .*32, .*20 epochs.*'nll'.*: .*20",
+        ),
     ],
 )
 def test_contradicting_settings_are_errors(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         checked(overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        SPLADE | {"train.steps": 4},
+        SPLADE | {"train.steps": 0},
+        SPLADE | {"train.steps": 3, "train.rounds": 2},
+        SPLADE | {"train.steps": 3, "loss.sparsity.query": 0.0, "loss.sparsity.passage": 0.0},
+        {"data.dev": "somewhere", "validation.then": "nll", "train.epochs": 32.0},
+        {"data.dev": "somewhere", "validation.then": "nll", "train.epochs": 20.0, "validation.best": "last"},
+        {"validation.then": "nll", "train.epochs": 20.0},
+    ],
+)
+def test_keys_whose_step_is_reached_or_that_are_off(overrides: dict[str, Any]) -> None:
+    checked(overrides)
 
 
 def test_sound_settings() -> None:

@@ -276,6 +276,10 @@ def _config_flags(config: str, keys: dict[str, Any], places: Places, seed: int |
             keys["train.steps"] = max(1, math.ceil(train["train.steps"] * places.scale))
         else:
             keys["train.epochs"] = train["train.epochs"] * places.scale
+        if train["validation.then"]:
+            keys["validation.then_from"] = train["validation.then_from"] * places.scale
+        if train["loss.sparsity.query"] or train["loss.sparsity.passage"]:
+            keys["loss.sparsity.steps"] = int(train["loss.sparsity.steps"] * places.scale)
     keys |= places.overrides
     if seed is not None:
         keys |= dict.fromkeys(SEEDS, seed)

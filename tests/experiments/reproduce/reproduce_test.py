@@ -485,6 +485,13 @@ def test_a_trial_trains_a_part_of_the_row() -> None:
     assert epochs("mlr/7/10-12-average", fixed)["nq"] == ["3"]
 
 
+def test_a_trial_reaches_the_steps_and_epochs_of_its_keys() -> None:
+    (case, *_) = find_rows("mlr/7/10-12-average")[0].cases()
+    flags = {word for command in case_commands(case, replace(PLACES, scale=0.01)) for word in command}
+    assert {"--config.train.epochs=0.4", "--config.validation.then_from=0.32"} <= flags
+    assert not any("sparsity" in flag for flag in flags)
+
+
 def test_printed_commands_equal_the_executed_ones() -> None:
     """The runs of a row that is the same system as one with other seeds."""
     (row,) = find_rows("mvr/1/condenser")
