@@ -128,7 +128,7 @@ def load_validation_corpus(
     root, policy, source = store_root(config.data.store), Policy(config.data.on_error), config.data.dev
     texts = load_tokenized_corpus(corpus, policy, tokenizer, root)
     texts = texts or load_or_tokenize_corpus(corpus, corpus.scan(policy), policy, tokenizer, root, progress, log)
-    ids, queries, dev_judgements = _load_dev_queries(dev_data(config), dev, tokenizer, policy)
+    ids, queries, dev_judgements, record = _load_dev_queries(dev_data(config), dev, tokenizer, policy)
     log(f"validation: {len(texts.passages):,} passages from {corpus}, {len(ids):,} queries\n  {texts.truncation}")
     judged_ids = {judgement.passage_id for judgement in dev_judgements}
     rows = {key: str(row) for row, key in enumerate(texts.ids) if key in judged_ids}
@@ -144,14 +144,15 @@ def load_validation_corpus(
         for item in dev_judgements
     )
     grades = ([item.query_id, item.passage_id, item.relevance] for item in dev_judgements)
-    record = {"corpus": texts.scan.sha256, "judgements": sha256_json_lists(grades)}
+    record |= {"corpus": texts.scan.sha256, "judgements": sha256_json_lists(grades)}
     return DevCollection(queries, texts.passages, judgements, CORPUS_MEASURES, record)
 
 
 def _load_dev_queries(
     source: TrainingSource, dev: TrainingSet, tokenizer: TextTokenizer, policy: Policy
-) -> tuple[list[str], Ragged, list[Judgement]]:
-    """Return the ids of the queries of a dev set, their tokens, and their judgements.
+) -> tuple[list[str], Ragged, list[Judgement], dict[str, str]]:
+    """Return the ids of the queries of a dev set, their tokens, their judgements, and {"queries": digest} if they are
+    not those of the examples, whose record has a digest.
 
     Args:
         source: the source of the dev set.
@@ -166,14 +167,15 @@ def _load_dev_queries(
         judged_ids = {judgement.query_id for judgement in judgements}
         queries = [query for query in all_queries if query.id in judged_ids]
         ids, tokens = [query.id for query in queries], tokenizer.queries(queries)
+        record = {"queries": sha256_json_lists([query.id, query.text, query.instruction] for query in queries)}
     else:
         first: dict[str, int] = {}  # query -> its first example; a query has an example for each positive
         for row, query_id in enumerate(dev.query_ids):
             first.setdefault(query_id, row)
         ids, tokens = list(first), dev.queries.take(np.array(list(first.values())))
-        judgements = source.judgements.read(policy)
+        judgements, record = source.judgements.read(policy), {}
     known_ids = set(ids)
-    return ids, tokens, [judgement for judgement in judgements if judgement.query_id in known_ids]
+    return ids, tokens, [judgement for judgement in judgements if judgement.query_id in known_ids], record
 
 
 def data_record(

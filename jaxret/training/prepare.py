@@ -120,6 +120,7 @@ def log_changes(job: AnyJob, record: dict[str, Any]) -> None:
     contents = {
         "corpus": f"the passages of validation.corpus, {job.config.validation.corpus}",
         "judgements": f"the judgements of data.dev, {job.config.data.dev}",
+        "queries": f"the queries of data.dev, {job.config.data.dev}",
     }
     changed = [name for name in contents if name in earlier and name in current and earlier[name] != current[name]]
     for name in changed:

@@ -64,11 +64,13 @@ class DevCollection:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of passages and judgements, which distinguishes values on different collections."""
+        """SHA-256 of passages, judgements and queries of their own, which distinguishes values on different
+        collections."""
         passages = hashlib.sha256(np.ascontiguousarray(self.passages.flat).data)
         passages.update(np.ascontiguousarray(self.passages.offsets).data)
         judgements = [[judgement.query_id, judgement.passage_id, judgement.relevance] for judgement in self.judgements]
-        return sha256_json([passages.hexdigest(), judgements])
+        queries = [digest for name, digest in self.record.items() if name == "queries"]
+        return sha256_json([passages.hexdigest(), judgements, *queries])
 
     @property
     def depth(self) -> int:

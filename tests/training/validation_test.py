@@ -288,6 +288,11 @@ def test_judgements_beside_dev_records_without_query_ids(run: Run, tmp_path: Pat
     assert corpus.judgements == (Judgement("0", "1", 1), Judgement("1", "3", 1))
     expected = run.tokenizer.queries(queries)
     assert [corpus.queries[row].tolist() for row in range(2)] == [expected[row].tolist() for row in range(2)]
+    write_beir(tmp_path, passages, [replace(queries[0], text="music"), queries[1]], {})
+    changed = load_validation_corpus(config, dev, run.tokenizer, False, lambda _: None)
+    assert changed is not None
+    assert {name for name in changed.record if changed.record[name] != corpus.record[name]} == {"queries"}
+    assert changed.digest != corpus.digest, "their values are not compared"
 
 
 def test_the_record_of_a_corpus_has_digests_of_passages_and_grades(run: Run, tmp_path: Path) -> None:
