@@ -634,7 +634,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
         mine_negatives(turned, progress=False)
     check_teacher(str(tmp_path / "run"), "", Corpus.open(root / "data"), Policy())
     with pytest.raises(ContractError, match=r"turned.jsonl .*encoded .*SHA-256"):
-        check_teacher(str(tmp_path / "run"), "", turned.corpus, Policy())
+        check_teacher(str(tmp_path / "run"), "", Corpus.open(tmp_path / "turned.jsonl"), Policy())
     queries, passages = {"q": Query("q", "river")}, {key: Passage(key, key) for key in ("p0", "gone", "lost")}
     with pytest.raises(ValueError, match=r"passage 'gone', .*2"):
         open_teacher(str(tmp_path / "run"), "").scorer_of(queries, passages)

@@ -37,21 +37,21 @@ from jaxret.types import HiddenStates, Tokens
 class BertConfig:
     """Shapes and constants of a BERT."""
 
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
+    vocab_size: int  # rows of the table of words
+    hidden_size: int  # width of hidden states
+    num_layers: int  # layers above the embeddings
+    num_heads: int  # heads of attention in a layer
     intermediate_size: int  # width of the feed-forward network
     max_positions: int  # rows of the table of positions
     type_vocab_size: int = 2  # 0 for DistilBERT, which has no token types
-    hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-12
+    hidden_act: str = "gelu"  # activation of the feed-forward network
+    layer_norm_eps: float = 1e-12  # added to the variance in norms
     hidden_dropout: float = 0.1  # rate for the embeddings and the result of each block
     attention_dropout: float = 0.1  # rate for attention weights
     initializer_range: float = 0.02  # standard deviation of new parameters
     first_position: int = 0  # 2 for RoBERTa, whose positions begin after the id of padding and do not count padding
     mlm_head: bool = False  # whether there is a head of masked language modelling
-    model_type: str = "bert"
+    model_type: str = "bert"  # name of the architecture in config.json
 
     @property
     def head_size(self) -> int:

@@ -46,22 +46,22 @@ GATES = ACTIVATIONS | {"silu": jax.nn.silu}
 class DecoderConfig:
     """Shapes and constants of a language model. `head_size` x `num_heads` need not be `hidden_size`."""
 
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
+    vocab_size: int  # rows of the table of words
+    hidden_size: int  # width of hidden states
+    num_layers: int  # layers above the embeddings
+    num_heads: int  # heads of attention in a layer
     num_kv_heads: int  # heads of keys and values; each serves num_heads / num_kv_heads query heads
     head_size: int  # width of a head
     intermediate_size: int  # width of the feed-forward network
-    max_positions: int
-    hidden_act: str = "silu"
-    norm_eps: Number = 1e-6
+    max_positions: int  # longest input, in tokens
+    hidden_act: str = "silu"  # activation of the feed-forward network
+    norm_eps: Number = 1e-6  # added to the mean square in norms
     attention_bias: bool = False  # whether the dense layers of attention have biases
     mlp_bias: bool = False  # the same for the feed-forward network
     theta: Number = 10_000.0  # base of the rotary rates, theta ** -(2i / head_size)
     local_theta: Number = 0.0  # theta of layers with a window; 0: the same theta
     rope_type: str = "default"  # scaling of theta's rates: default (none), linear or llama3
-    rope_factor: Number = 1.0
+    rope_factor: Number = 1.0  # linear, llama3: scaled rates are divided by it
     rope_low: Number = 1.0  # llama3: rates of wavelengths above rope_original / rope_low are scaled
     rope_high: Number = 4.0  # llama3: rates of wavelengths below rope_original / rope_high are not scaled
     rope_original: int = 8192  # llama3: tokens of a text before the extension to longer texts
@@ -69,11 +69,11 @@ class DecoderConfig:
     first_window: int = 0  # the first layer with a window
     global_every: int = 0  # every n-th layer has no window; 0: all layers from first_window on have one
     query_scalar: Number = 0.0  # scores are divided by its square root; 0: by the square root of head_size
-    causal: bool = True
-    attention_dropout: Number = 0.0
+    causal: bool = True  # whether a token attends only to itself and those before it
+    attention_dropout: Number = 0.0  # rate for attention weights
     initializer_range: Number = 0.02  # standard deviation of new parameters
     normalize_intermediate: bool = False  # whether intermediate states get the final norm
-    model_type: str = "llama"
+    model_type: str = "llama"  # name of the architecture in config.json
 
     @property
     def longest(self) -> int:

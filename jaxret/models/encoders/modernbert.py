@@ -49,26 +49,26 @@ MODERNBERT_LACKS = {
 class ModernBertConfig:
     """Shapes and constants of a ModernBERT."""
 
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
+    vocab_size: int  # rows of the table of words
+    hidden_size: int  # width of hidden states
+    num_layers: int  # layers above the embeddings
+    num_heads: int  # heads of attention in a layer
     intermediate_size: int  # width of the feed-forward network
-    max_positions: int
-    hidden_act: str = "gelu"
-    norm_eps: float = 1e-5
+    max_positions: int  # longest input, in tokens
+    hidden_act: str = "gelu"  # activation of the feed-forward network
+    norm_eps: float = 1e-5  # added to the variance in norms
     global_every: int = 3  # layer 0 and every n-th layer after it are global
     local_window: int = 128  # tokens of a window in the other layers, half of them on each side
     global_theta: float = 160_000.0  # base of the rotary rates in global layers
     local_theta: float = 10_000.0  # the same in other layers
     attention_dropout: float = 0.0  # rate for attention weights
     mlp_dropout: float = 0.0  # rate inside of feed-forward networks
-    embedding_dropout: float = 0.0
+    embedding_dropout: float = 0.0  # rate for the embeddings
     initializer_range: float = 0.02  # standard deviation of new parameters
     normalize_intermediate: bool = False  # whether intermediate states get the final norm
     mlm_head: bool = False  # whether there is a head of masked language modelling
     classifier_pooling: str = "cls"  # "cls" or "mean": the state that a cross-encoder scores; retrievers ignore it
-    model_type: str = "modernbert"
+    model_type: str = "modernbert"  # name of the architecture in config.json
 
     @property
     def head_size(self) -> int:

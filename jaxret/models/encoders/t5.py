@@ -45,20 +45,20 @@ def activation(feed_forward: str) -> tuple[bool, str]:
 class T5Config:
     """Shapes and constants of a T5 encoder. `head_size` x `num_heads` need not be `hidden_size`."""
 
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
+    vocab_size: int  # rows of the table of words
+    hidden_size: int  # width of hidden states
+    num_layers: int  # layers above the embeddings
+    num_heads: int  # heads of attention in a layer
     head_size: int  # width of a head
     intermediate_size: int  # width of the feed-forward network
     feed_forward: str = "relu"  # "relu" (v1.0) or "gated-gelu" (v1.1)
     buckets: int = 32  # buckets of relative positions
     max_distance: int = 128  # all distances from here on share a bucket
-    layer_norm_eps: float = 1e-6
-    dropout: float = 0.1
+    layer_norm_eps: float = 1e-6  # added to the mean square in norms
+    dropout: float = 0.1  # rate for the embeddings, attention weights and the result of each block
     initializer_factor: float = 1.0  # factor of the standard deviations of new parameters
     normalize_intermediate: bool = False  # whether intermediate states get the final norm
-    model_type: str = "t5"
+    model_type: str = "t5"  # name of the architecture in config.json
 
     @property
     def longest(self) -> int:
