@@ -88,10 +88,10 @@ def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run")
     (data / "qrels" / "none.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t0\n")
     with pytest.raises(ValueError, match=r"relevant passage .*'none'"):
-        judged_pairs(run, JudgedSource.open(data, "none"), progress=False)
+        judged_pairs(run, JudgedSource.open(data, "none"))
     (data / "qrels" / "gone.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t1\nq0\tgone\t1\n")
     with pytest.raises(ValueError, match=r"1 relevant .*'gone'"):
-        judged_pairs(run, JudgedSource.open(data, "gone"), progress=False)
+        judged_pairs(run, JudgedSource.open(data, "gone"))
     untrained_run(tmp_path / "one", encoder, data)
     one = [*command[:-2], f"--workdir={tmp_path / 'one'}", f"--data={data}"]
     done = subprocess.run(one, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)

@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
     Index.build(Retriever.open(folder / "run"), folder / "corpus.jsonl", progress=False)
     for factory in ("IVF16,Flat", "HNSW8"):
-        index_corpus(Workdir(folder / "run"), IndexOptions(factory, sample=20), progress=False)
+        index_corpus(Workdir(folder / "run"), IndexOptions(factory, sample=20))
     return folder / "run"
 
 

@@ -96,7 +96,7 @@ def print_vectors(name: str, workdir: Workdir, questions: str) -> None:
     run = open_run(workdir.path)
     if run.model.vectors_per_passage == 1:
         return
-    pairs = judged_pairs(run, JudgedSource.open(questions, "curve"), progress=False)
+    pairs = judged_pairs(run, JudgedSource.open(questions, "curve"))
     vectors = np.asarray(pairs.passages, float)
     scores = np.einsum("pd,pvd->pv", np.asarray(pairs.queries, float), vectors)
     wins = np.bincount(scores.argmax(axis=1), minlength=scores.shape[1]) / len(scores)

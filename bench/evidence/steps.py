@@ -217,7 +217,7 @@ def several_vectors(run: Any, data: str) -> MeasureValues:
     from jaxret.evaluation.diversity import normalized_scores, perplexity
     from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs
 
-    pairs = judged_pairs(run, JudgedSource.open(data, "test"), progress=False)
+    pairs = judged_pairs(run, JudgedSource.open(data, "test"))
     scores = normalized_scores(pairs.queries, pairs.passages, "cosine")
     winners, best = winning(scores), scores.max(axis=1)
     varied = best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)
@@ -251,7 +251,7 @@ def mine(work: Work, step: Mine, seed: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data, corpus = TrainingSource.open(work.questions, "train"), Corpus.open(work.questions)
     job = MiningJob(data, (pool,), str(folder / "mined.jsonl"), corpus=corpus, settings=settings)
-    mine_negatives(job, progress=False)
+    mine_negatives(job)
 
 
 def write_pairs(work: Work, step: Keywords, folder: Path) -> None:
@@ -262,7 +262,7 @@ def write_pairs(work: Work, step: Keywords, folder: Path) -> None:
     pairs = folder / "pairs"
     (pairs / "qrels").mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(work.questions) / "corpus.jsonl", pairs / "corpus.jsonl")
-    write_keywords(Corpus.open(work.questions), pairs / "queries.jsonl", step.count, progress=False)
+    write_keywords(Corpus.open(work.questions), pairs / "queries.jsonl", step.count)
     ids = [json.loads(line)["_id"] for line in (pairs / "queries.jsonl").read_text().splitlines()]
     rows = ["query-id\tcorpus-id\tscore", *(f"{one}\t{one}\t1" for one in ids)]
     (pairs / "qrels" / "train.tsv").write_text("\n".join(rows) + "\n")
@@ -275,4 +275,4 @@ def pretrain_encoder(work: Work, step: Pretrain, folder: Path) -> None:
     config = get_config().lock()
     fixed = {"data.train": str(work.folder / "data" / "texts"), "data.store": str(work.folder / "tokens")}
     config.update_from_flattened_dict({**fixed, "pretraining.method": step.method, **step.keys})
-    pretrain(config, folder, progress=False).require_finished()
+    pretrain(config, folder).require_finished()

@@ -33,14 +33,13 @@ from jaxret.search.searcher import open_encoded_by
 from jaxret.types import SparseRows
 
 
-def index_corpus(workdir: Workdir, options: IndexOptions, encoded_name: str = "", progress: bool = True) -> Path:
+def index_corpus(workdir: Workdir, options: IndexOptions, encoded_name: str = "") -> Path:
     """Build an index of an encoded corpus, unless it exists, measure its recall, and return its folder.
 
     Args:
         workdir: folder of the run that encoded the corpus.
         options: how the index is built and measured.
         encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
-        progress: whether progress is printed.
 
     Raises:
         ValueError: the corpus has fewer than two passages, or an option does not fit its vectors.
@@ -58,10 +57,10 @@ def index_corpus(workdir: Workdir, options: IndexOptions, encoded_name: str = ""
         build, measure, as_queries = build_seismic_index, measure_seismic_recall, sparse_passages_as_queries
     with hold_folder(index_path, "indexing"):
         if not _is_built(index_path, encoded_corpus, options):
-            build(encoded_corpus, index_path, options, print, progress)
+            build(encoded_corpus, index_path, options)
         queries = queries or as_queries(encoded_corpus, options.sample, options.seed)
         print(f"recall of exact search, with {len(queries.vectors):,} {queries.source}:")
-        recall = measure(encoded_corpus, index_path, queries, options.parameters, progress)
+        recall = measure(encoded_corpus, index_path, queries, options.parameters)
     print("\n".join(recall_table(recall)))
     print(f"{index_path}: search it with --index={index_path.name} (without, search is exact)")
     emit("index", folder=index_path, factory=options.factory, recall=recall)

@@ -30,7 +30,6 @@ def score_examples(
     data: TrainingSource,
     out: str | Path,
     on_error: str = "error",
-    progress: bool = True,
 ) -> int:
     """Write training examples with a teacher's scores of all their passages, and return the number of pairs.
 
@@ -42,7 +41,6 @@ def score_examples(
         data: the examples.
         out: file to write.
         on_error: "error" or "skip", for bad records.
-        progress: whether progress is printed.
 
     Raises:
         DataError: a record is bad.
@@ -59,8 +57,8 @@ def score_examples(
     passages = {passage.id: passage for example in examples for passage in (*example.positives, *example.negatives)}
     pairs = sum(len(example.positives) + len(example.negatives) for example in examples)
     print_line(f"scoring {pairs:,} pairs of {len(queries):,} queries of {data}")
-    scorer = teacher.scorer_of(queries, passages, progress)
-    with Progress("score", pairs, "pair", shown=progress) as bar:
+    scorer = teacher.scorer_of(queries, passages, progress=True)
+    with Progress("score", pairs, "pair") as bar:
         results = attach_scores(examples, scorer, bar.update)
         write_records(
             Path(out), (make_tevatron_record(example, every_positive=not data.first_target_only) for example in results)

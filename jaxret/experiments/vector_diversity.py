@@ -99,7 +99,7 @@ class JudgedPairs:
         return diversity(self.queries, self.passages, self.rows)
 
 
-def judged_pairs(run: Run, data: JudgedSource, progress: bool = True) -> JudgedPairs:
+def judged_pairs(run: Run, data: JudgedSource) -> JudgedPairs:
     """Encode the judged queries of a source and their relevant passages. Raises ValueError if the run has one vector
     per passage or per token, or if the texts cannot be used (`read_judged_texts`)."""
     if not has_several_vectors(run.model):
@@ -113,10 +113,10 @@ def judged_pairs(run: Run, data: JudgedSource, progress: bool = True) -> JudgedP
     passage_rows = {passage.id: row for row, passage in enumerate(texts.passages)}
     query_rows = {query_id: row for row, query_id in enumerate(dict.fromkeys(pair.query_id for pair in pairs))}
 
-    tokens = run.tokenizer.queries((texts.queries[query_id] for query_id in query_rows), progress)
-    query_vectors = run.embedder()(tokens, "query", progress).stacked()[:, 0]
-    tokens = run.tokenizer.passages(texts.passages, progress)
-    passage_vectors = run.embedder(unpooled=True)(tokens, "passage", progress).stacked()
+    tokens = run.tokenizer.queries((texts.queries[query_id] for query_id in query_rows), progress=True)
+    query_vectors = run.embedder()(tokens, "query", progress=True).stacked()[:, 0]
+    tokens = run.tokenizer.passages(texts.passages, progress=True)
+    passage_vectors = run.embedder(unpooled=True)(tokens, "passage", progress=True).stacked()
     left = np.array([query_rows[pair.query_id] for pair in pairs])
     right = np.array([passage_rows[pair.passage_id] for pair in pairs])
     ids = [pair.query_id for pair in pairs], [pair.passage_id for pair in pairs]
@@ -182,10 +182,10 @@ def is_diversity_of(path: Path, checkpoint: Mapping[str, Any], texts: JudgedText
     return report.get("checkpoint") == checkpoint and report.get("data") == texts.digest()
 
 
-def report_diversity(run: Run, data: JudgedSource, progress: bool = True) -> str:
+def report_diversity(run: Run, data: JudgedSource) -> str:
     """Measure diversity, write it to `diversity_path`, and return the text to print. Raises ValueError for the reasons
     of `judged_pairs`."""
-    pairs = judged_pairs(run, data, progress)
+    pairs = judged_pairs(run, data)
     result = pairs.diversity()
     names = run.model.module.head.vector_names()
     is_best = run.checkpoint == find_best_checkpoint(run.workdir, run.config)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus, find_vectors_to_cut
 from jaxret.index.encode_options import EncodeOptions
-from jaxret.parallel.progress import job_log
+from jaxret.parallel.progress import print_line
 from jaxret.runs.ray_cluster import RETRIES, EngineOptions, RunOpening, connected, describe_workers
 
 
@@ -38,13 +38,12 @@ class EncodeJob:
         return ""
 
 
-def encode_by_ray(job: EncodeJob, engine: EngineOptions, progress: bool = True) -> None:
+def encode_by_ray(job: EncodeJob, engine: EngineOptions) -> None:
     """Encode a corpus by the workers of a cluster; return when every shard exists.
 
     Args:
         job: arguments of the workers.
         engine: the cluster and its workers.
-        progress: whether to print the number of workers.
 
     Raises:
         ValueError: a worker ended with an error, which every other worker would have, too.
@@ -55,7 +54,7 @@ def encode_by_ray(job: EncodeJob, engine: EngineOptions, progress: bool = True) 
             EncodeJob.encode
         )
         tasks = [remote_encode.remote(job) for _ in range(engine.workers)]
-        describe_workers(ray, engine, progress)
+        describe_workers(ray, engine)
         try:
             while tasks:  # the first worker ends when all shards exist, or with an error
                 (first,), tasks = ray.wait(tasks, num_returns=1)
@@ -68,7 +67,7 @@ def encode_by_ray(job: EncodeJob, engine: EngineOptions, progress: bool = True) 
                         raise RuntimeError(
                             f"every worker of Ray died {RETRIES + 1} times, the last one: {failure}"
                         ) from failure
-                    job_log(progress)(f"a worker of Ray died {RETRIES + 1} times; {len(tasks)} are left: {failure}")
+                    print_line(f"a worker of Ray died {RETRIES + 1} times; {len(tasks)} are left: {failure}")
                     continue
                 if error:
                     raise ValueError(error)

@@ -54,7 +54,6 @@ def generate_queries(
     out: str | Path,
     decoding: DecodingOptions = DecodingOptions(),
     options: GenerationOptions = GenerationOptions(),
-    progress: bool = True,
 ) -> GenerationResult:
     """Generate queries for every passage of a corpus, and write the files that `options.write` names.
 
@@ -82,13 +81,13 @@ def generate_queries(
     scan = corpus.scan(policy)
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to generate queries for; give a folder or file with some")
-    if progress and (report := policy.report()):
+    if report := policy.report():
         print_line(report)
     require_folder_kind(Path(out), GENERATED)
     for file in OUTPUT_CORPORA:
         require_other_output(Path(out) / file, [("the corpus", corpus.source)])
     with open_leases(Path(out), options.lease) as leases:
-        job = GenerationJob(Path(model), corpus, scan, decoding, options, leases, progress)
+        job = GenerationJob(Path(model), corpus, scan, decoding, options, leases)
         job.begin()
         job.fill()
         return job.finish()
@@ -104,7 +103,6 @@ class GenerationJob:
     decoding: DecodingOptions
     options: GenerationOptions
     leases: Leases
-    progress: bool
     parts_written: int = 0
     passages_cut: int = 0  # passages of these parts that were too long
     passages_read: int = 0  # passages of these parts
@@ -163,7 +161,7 @@ class GenerationJob:
         """Generate the queries of parts that no other job has, until all parts exist."""
         parts, has_waited = self.parts, False
         total = self.scan.passages
-        with Progress("generate", total, "passage", shown=self.progress) as bar:
+        with Progress("generate", total, "passage") as bar:
             while missing_numbers := {number for number, path in enumerate(parts) if not path.exists()}:
                 bar.update(max(total - len(missing_numbers) * self.options.part_rows - bar.done, 0))
                 parts_before = self.parts_written
@@ -173,11 +171,11 @@ class GenerationJob:
                 if self.parts_written == parts_before and any(
                     not path.exists() for path in parts
                 ):  # other jobs have them
-                    if not has_waited and self.progress:
+                    if not has_waited:
                         print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
                     has_waited = True
                     time.sleep(_PAUSE)
-        if self.passages_read and self.progress:
+        if self.passages_read:
             print_line(
                 f"{self.passages_read:,} passages: {self.passages_cut / self.passages_read:.1%} cut, so that prompt "
                 f"and passage have at most {self.options.passage_length} tokens"

@@ -50,7 +50,7 @@ def inverse_document_frequencies(passages: Iterable[Passage]) -> dict[str, float
     return {word: math.log((1 + total) / (1 + n)) + 1 for word, n in frequencies.items()}
 
 
-def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bool = True) -> tuple[int, int]:
+def write_keywords(corpus: Corpus, out: str | Path, count: int = 8) -> tuple[int, int]:
     """Write {"_id": passage id, "text": keywords} lines for a corpus, which is read twice.
 
     Args:
@@ -65,14 +65,14 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bo
     if count < 1:
         raise ValueError(f"count is {count}; a pseudo-query has at least 1 word")
     require_other_output(out, [("the corpus", corpus.source)])
-    bar = with_progress(corpus.read(), "count words", unit="passage", shown=progress)
+    bar = with_progress(corpus.read(), "count words", unit="passage")
     idf = inverse_document_frequencies(passage for passage in bar)
     if not idf:
         raise ValueError(f"{corpus.source} has no passage with an English word that is not a stop word")
     with_keywords = total = 0
     with atomic_write(Path(out)) as file:
         rows = keywords(corpus.read(), idf, count)
-        for passage, text in with_progress(rows, "keywords", unit="passage", shown=progress):
+        for passage, text in with_progress(rows, "keywords", unit="passage"):
             total += 1
             if text:
                 with_keywords += 1

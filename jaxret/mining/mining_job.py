@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -99,7 +99,7 @@ class MiningResult:
     audit: MiningAudit
 
 
-def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], None] = print) -> MiningResult:
+def mine_negatives(job: MiningJob) -> MiningResult:
     """Write the training file and `<its name>.parents.json` beside it, and log counts of each step.
 
     Raises:
@@ -113,31 +113,31 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
         deque(read_concatenated(data, job.settings.keep, Policy(job.on_error)), maxlen=0)
     questions = _read_queries(job, policy)
     check_answers((entry.query for entry in questions.queries), job.settings.match)
-    log(f"{job.data}: {len(questions.queries):,} queries ({job.data.describe()})")
+    print(f"{job.data}: {len(questions.queries):,} queries ({job.data.describe()})")
     if job.settings.positives_from_retrieval:
-        log("positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged")
+        print(
+            "positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged"
+        )
     with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
-        pools, texts, origin = open_pools(job, questions, policy, Path(folder), progress, log)
+        pools, texts, origin = open_pools(job, questions, policy, Path(folder))
         teacher = RankingFilePool(job.teacher, policy) if job.teacher else None
         for source in (*pools, *([teacher] if teacher else [])):
             if isinstance(source, RankingFilePool):
                 source.require_queries([entry.query for entry in questions.queries], job.data.source)
         chooser = NegativeSelector(job.settings, teacher, bool(job.concat))
-        write_examples(
-            job, path, questions, select_examples(questions, pools, texts, chooser, progress), chooser, policy
-        )
+        write_examples(job, path, questions, select_examples(questions, pools, texts, chooser), chooser, policy)
     if policy.report():
-        log(policy.report())
+        print(policy.report())
     names = " and ".join(pool.name for pool in pools)
-    log(f"from {names}, ranks {job.settings.skip + 1} to {job.settings.depth}:")
-    log("\n".join(chooser.tally.lines()))
+    print(f"from {names}, ranks {job.settings.skip + 1} to {job.settings.depth}:")
+    print("\n".join(chooser.tally.lines()))
     if not teacher and (len(pools) > 1 or job.concat):
-        log("  scores of two pools, or files, are not comparable: none are in the file (--teacher has one for all)")
+        print("  scores of two pools, or files, are not comparable: none are in the file (--teacher has one for all)")
     elif any(isinstance(pool, RankingFilePool) and pool.ranks_alone for pool in pools) and not teacher:
-        log(f"  {names} has ranks without scores, so the mined file has no scores")
+        print(f"  {names} has ranks without scores, so the mined file has no scores")
     audit = audit_mined_file(path, questions.queries, job.settings.match)
     write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], origin, chooser.tally, audit)
-    log(f"{audit}\ntraining file: {path}\nits parents: {parents_path(path)}")
+    print(f"{audit}\ntraining file: {path}\nits parents: {parents_path(path)}")
     emit("mining", path=path, parents=parents_path(path), audit=vars(audit))
     return MiningResult(path, chooser.tally, audit)
 
@@ -237,7 +237,7 @@ def _no_bound(share: float, pool: str) -> ValueError:
 
 
 def open_pools(
-    job: MiningJob, questions: TrainingQueries, policy: Policy, folder: Path, progress: bool, log: Callable[[str], None]
+    job: MiningJob, questions: TrainingQueries, policy: Policy, folder: Path
 ) -> tuple[list[NegativePool], PassageLookup, dict[str, Any]]:
     """Open the pools; return them, a reader of texts, and the origin of these ({"path", "sha256", "passages"}).
 
@@ -251,16 +251,16 @@ def open_pools(
     for name in job.pools:
         if name == BM25_NAME:
             assert job.corpus is not None  # require_settings
-            pools.append(BM25Pool(job.corpus.read(policy), progress))
+            pools.append(BM25Pool(job.corpus.read(policy)))
         elif is_run_folder(name):
-            pools.append(RunPool(name, job.encoded_name, positives, progress=progress, workers=job.workers))
+            pools.append(RunPool(name, job.encoded_name, positives, workers=job.workers))
         else:
             pools.append(RankingFilePool(name, policy))
     names = [pool.name for pool in pools if pool.has_bound is False and not job.teacher]
     if job.settings.share is not None and names:
         raise _no_bound(job.settings.share, names[0])
     if job.settings.margin and names:
-        log(
+        print(
             f"margin {job.settings.margin:g} is in scores of {names[0]}, which have no bound: compare it with "
             "the scores of positives below (NV-Retriever's 0.05 is for cosines)"
         )
@@ -281,7 +281,6 @@ def select_examples(
     pools: Sequence[NegativePool],
     texts: PassageLookup,
     chooser: NegativeSelector,
-    progress: bool,
 ) -> Iterator[Example]:
     """Yield the example of each query that has a positive, in order.
 
@@ -293,7 +292,7 @@ def select_examples(
         ValueError: nothing was retrieved at the ranks, or nothing of it is in the corpus.
     """
     settings = chooser.settings
-    with Progress("mine", len(questions.queries), "query", shown=progress) as bar:
+    with Progress("mine", len(questions.queries), "query") as bar:
         for first in range(0, len(questions.queries), RANK_BLOCK):
             block = questions.queries[first : first + RANK_BLOCK]
             queries = [entry.query for entry in block]

@@ -66,12 +66,12 @@ class BM25Pool:
 
     has_bound: bool | None = False
 
-    def __init__(self, passages: Iterable[Passage], progress: bool) -> None:
+    def __init__(self, passages: Iterable[Passage]) -> None:
         self.name = BM25_NAME
-        self._index, self._progress = BM25.of(passages, BM25Settings(), progress), progress
+        self._index = BM25.of(passages, BM25Settings(), progress=True)
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
-        rankings = self._index.search(queries, depth, self._progress)
+        rankings = self._index.search(queries, depth, progress=True)
         results = []
         for query, ids in zip(queries, positives, strict=True):
             scores = dict(rankings[query.id])
@@ -96,7 +96,6 @@ class RunPool:
         workdir: str,
         encoded_name: str,
         positives: set[str],
-        progress: bool = False,
         workers: RayWorkers | None = None,
     ) -> None:
         """Open a run and its encoded corpus.
@@ -107,7 +106,7 @@ class RunPool:
             workers: workers of a cluster that search in place of this process.
         """
         run = open_run(workdir, attention="plain" if workers else None)
-        self.name, self._progress = run.workdir.name, progress
+        self.name = run.workdir.name
         self.has_bound: bool | None = bool(run.config.normalize)
         folder, options = corpus_folder(run.workdir, encoded_name, "--encoded"), SearchOptions(workers=workers)
         self.searcher = open_searcher(run, folder, options, many=True)
@@ -120,7 +119,7 @@ class RunPool:
         require_encoded(self.searcher.encoded_corpus, corpus, sha256, "give that, or remove --corpus")
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
-        outcome = self.searcher.search(queries, depth, self._progress)
+        outcome = self.searcher.search(queries, depth, progress=True)
         scores = self._scores(outcome.vectors, positives)
         return [PoolResult(outcome.rankings[query.id], row) for query, row in zip(queries, scores, strict=True)]
 

@@ -223,12 +223,11 @@ def ray_workers(
         yield RayWorkers(ray, options, platform, attention)
 
 
-def describe_workers(ray: Any, options: EngineOptions, progress: bool = True) -> None:
+def describe_workers(ray: Any, options: EngineOptions) -> None:
     """Print the number of workers, and whether they have to wait for a host."""
-    from jaxret.parallel.progress import job_log  # imports tqdm, which parsing flags must not
+    from jaxret.parallel.progress import print_line  # imports tqdm, which parsing flags must not
 
-    log = job_log(progress)
-    log(f"{options.workers} workers of Ray, each with {options.resources}")
+    print_line(f"{options.workers} workers of Ray, each with {options.resources}")
     kind, count = options.resources.split(":")
     if ray.cluster_resources().get(kind, 0) < int(count):
-        log(f"the cluster has no {options.resources} now: workers wait until a host comes that has")
+        print_line(f"the cluster has no {options.resources} now: workers wait until a host comes that has")

@@ -62,7 +62,7 @@ def _rerank(out: str) -> None:
 def _mine(out: str) -> None:
     data, pools, corpus = TrainingSource.open("data", "train"), ("one.trec", "bm25"), Corpus.open("texts.jsonl")
     follow = open_concatenated("more.jsonl")
-    mine_negatives(MiningJob(data, pools, out, corpus, teacher="two.trec", concat=(follow,)), False)
+    mine_negatives(MiningJob(data, pools, out, corpus, teacher="two.trec", concat=(follow,)))
 
 
 def _split(qrels: str, folder: str) -> None:
@@ -210,5 +210,5 @@ def test_every_verb_with_an_output_has_a_case() -> None:
 def test_other_files_of_a_folder_are_replaced(root: Path) -> None:
     """Run a command again: what it wrote into the folder of its source is not a source."""
     for _ in range(2):
-        assert write_keywords(Corpus.open("data"), "data/pseudo.jsonl", progress=False)[0]
+        assert write_keywords(Corpus.open("data"), "data/pseudo.jsonl")[0]
         _split("qrels.tsv", "data")

@@ -372,7 +372,7 @@ def test_i3_fine_tuning_starts_from_the_warm_up(
     monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1, tensor=1: make_mesh(fsdp, jax.devices()[:1]))
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
     queries = tmp_path / "keywords.jsonl"  # pseudo-queries from a file, as a user without a generator makes it
-    assert write_keywords(Corpus.open(data), queries, count=3, progress=False)[0] > 8
+    assert write_keywords(Corpus.open(data), queries, count=3)[0] > 8
 
     def run(suffix: str, workdir: Path, **more: Any) -> Any:
         config = shipped("recipes/i3_msmarco", suffix).lock()

@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     opened = untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
     encode_corpus(opened, Corpus.open(folder / "data"), options=EncodeOptions(shard_rows=40), progress=False)
     options = IndexOptions("IVF4,PQ4x4", "ivf", queries=str(folder / "data"), split="dev")
-    index_corpus(opened.workdir, options, progress=False)
+    index_corpus(opened.workdir, options)
     return opened
 
 
@@ -103,7 +103,7 @@ def test_an_index_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path
     with pytest.raises(ValueError, match=r"backend .*precision .*search"):
         jaxret.Index.open(jaxret.Retriever.open(run.workdir), options=jaxret.SearchOptions(backend="xla", index="ivf"))
     with pytest.raises(ValueError, match=r"missing: .*file .*exist"):
-        index_corpus(run.workdir, IndexOptions("SQ8", queries=str(tmp_path / "missing")), progress=False)
+        index_corpus(run.workdir, IndexOptions("SQ8", queries=str(tmp_path / "missing")))
     assert not (folder / "indexes" / "SQ8").exists(), "questions are read before anything is built"
     with pytest.raises(ValueError, match=r"found .*mean:3 .*index"):
         Searcher(run, folder, SearchOptions(candidates="mean:3", index="ivf"))

@@ -36,6 +36,6 @@ def test_mlr_on_a_language_model(tmp_path: Path, token: str) -> None:
     best = explanation.split("the score is the product with ")[1].split(",")[0]
     assert best in ("layer 2", "layer 3")
     assert float(explanation.splitlines()[0].removeprefix("score ").split()[0]) == pytest.approx(score, abs=2e-4)
-    report = report_diversity(run, JudgedSource.open(data, "train"), progress=False)
+    report = report_diversity(run, JudgedSource.open(data, "train"))
     assert "layer 2" in report
     assert np.isfinite(score)

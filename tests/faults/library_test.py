@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     retriever = jaxret.Retriever.open(root / "run")
     jaxret.Index.build(retriever, root / "corpus.jsonl", "c", jaxret.EncodeOptions(shard_rows=90), progress=False)
     for factory in ("IVF16,Flat", "HNSW8"):
-        index_corpus(Workdir(root / "run"), IndexOptions(factory, sample=30), progress=False)
+        index_corpus(Workdir(root / "run"), IndexOptions(factory, sample=30))
     return root / "run"
 
 

@@ -55,7 +55,7 @@ def parts(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
     out, every = tmp_path / "out", ("pseudo_queries", "training", "expanded")
-    result = generate_queries(model, Corpus.open(corpus), out, SAMPLES, replace(SETTINGS, write=every), progress=False)
+    result = generate_queries(model, Corpus.open(corpus), out, SAMPLES, replace(SETTINGS, write=every))
     assert (result.passages, result.parts, result.parts_written) == (22, 6, 6)
     passages = list(read_corpus(corpus))
     generated = {
@@ -76,7 +76,7 @@ def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
     expanded = list(read_corpus(out / "expanded"))
     assert expanded == [replace(p, text=" ".join([p.text, *generated[p.id]])) for p in passages]
 
-    again = generate_queries(model, Corpus.open(corpus), out, SAMPLES, SETTINGS, progress=False)
+    again = generate_queries(model, Corpus.open(corpus), out, SAMPLES, SETTINGS)
     assert (again.parts_written, again.programs) == (0, 0), "nothing is generated again"
 
 
@@ -101,7 +101,7 @@ def test_a_job_that_waits_for_others_reads_no_corpus(
     scan = source.scan()
     monkeypatch.setattr(Corpus, "read", lambda *_: pytest.fail("the corpus was read"))
     with Leases(out) as theirs, Leases(out) as own:
-        job = GenerationJob(tmp_path, source, scan, SAMPLES, SETTINGS, own, progress=False)
+        job = GenerationJob(tmp_path, source, scan, SAMPLES, SETTINGS, own)
         assert all(theirs.claim(f"part-{number}") for number in range(len(job.parts)))
         (out / "parts").mkdir()
 
@@ -205,7 +205,7 @@ def test_a_long_passage_is_cut_and_the_prompt_is_not(model: Path) -> None:
 
 @pytest.mark.slow
 def test_a_folder_of_other_settings_is_refused(model: Path, corpus: Path, tmp_path: Path) -> None:
-    generate_queries(model, Corpus.open(corpus), tmp_path / "out", SAMPLES, SETTINGS, progress=False)
+    generate_queries(model, Corpus.open(corpus), tmp_path / "out", SAMPLES, SETTINGS)
     before = contents(tmp_path / "out")
     others: list[tuple[dict[str, Any], str]] = [
         ({"decoding": replace(SAMPLES, seed=5)}, r"decoding.seed 0, and this command has 5"),
@@ -214,14 +214,14 @@ def test_a_folder_of_other_settings_is_refused(model: Path, corpus: Path, tmp_pa
     for values, message in others:
         arguments: dict[str, Any] = {"decoding": SAMPLES, "options": SETTINGS} | values
         with pytest.raises(ValueError, match=message):
-            generate_queries(model, Corpus.open(corpus), tmp_path / "out", progress=False, **arguments)
+            generate_queries(model, Corpus.open(corpus), tmp_path / "out", **arguments)
     assert contents(tmp_path / "out") == before
     part = tmp_path / "out" / "parts" / "0000002.json"
     part.write_text(part.read_text().replace("p8", "q8"))
     with pytest.raises(ValueError, match=r"0000002.json: damaged"):
-        generate_queries(model, Corpus.open(corpus), tmp_path / "out", SAMPLES, SETTINGS, progress=False)
+        generate_queries(model, Corpus.open(corpus), tmp_path / "out", SAMPLES, SETTINGS)
     part.unlink()
-    generate_queries(model, Corpus.open(corpus), tmp_path / "out", SAMPLES, SETTINGS, progress=False)
+    generate_queries(model, Corpus.open(corpus), tmp_path / "out", SAMPLES, SETTINGS)
     assert contents(tmp_path / "out") == before
 
 

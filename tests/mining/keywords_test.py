@@ -26,7 +26,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_the_rarest_and_most_repeated_words_come_first(corpus: Path, tmp_path: Path) -> None:
-    assert write_keywords(Corpus.open(corpus), tmp_path / "pseudo.jsonl", count=2, progress=False) == (3, 4)
+    assert write_keywords(Corpus.open(corpus), tmp_path / "pseudo.jsonl", count=2) == (3, 4)
     words_of = {query.id: query.text.split() for query in read_queries(tmp_path / "pseudo.jsonl")}
     assert set(words_of) == {"a", "b", "d"}
     assert "river" not in words_of["a"], "in every passage that has words"
@@ -43,10 +43,10 @@ def test_a_count_of_zero_is_an_error(corpus: Path, tmp_path: Path) -> None:
 def test_a_corpus_without_words_is_an_error(tmp_path: Path) -> None:
     write_beir(tmp_path / "data", PASSAGES[2:3], [], {})
     with pytest.raises(ValueError, match=r"data .*passage .*English"):
-        write_keywords(Corpus.open(tmp_path / "data"), tmp_path / "pseudo.jsonl", progress=False)
+        write_keywords(Corpus.open(tmp_path / "data"), tmp_path / "pseudo.jsonl")
     (tmp_path / "data" / "corpus.jsonl").write_text('{"_id": "a", "text": "river"}\n{"_id": "b"}\n')
     with pytest.raises(ValueError, match=r"corpus.jsonl:2: there is no key 'text'"):
-        write_keywords(Corpus.open(tmp_path / "data"), tmp_path / "pseudo.jsonl", progress=False)
+        write_keywords(Corpus.open(tmp_path / "data"), tmp_path / "pseudo.jsonl")
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
 ) -> None:
     monkeypatch.setattr(mining_job, "RANK_BLOCK", 16)  # three blocks, of parts each
     monkeypatch.setattr(mining_job, "TEXT_BLOCK", 5)
-    done = mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
+    done = mine_negatives(job(root, tmp_path / "a.jsonl"))
     examples = read_examples(tmp_path / "a.jsonl", targets=False)
     assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
     assert plainly(root, TOP) != plainly(root, replace(TOP, depth=4)), "control"
@@ -103,7 +103,7 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
     ]
     assert done.tally.negatives == sum(len(e.negatives) for e in examples)
     monkeypatch.undo()
-    mine_negatives(job(root, tmp_path / "b.jsonl"), progress=False)
+    mine_negatives(job(root, tmp_path / "b.jsonl"))
     assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "whatever the blocks"
 
 
@@ -112,16 +112,16 @@ def test_a_file_never_lies_beside_the_record_of_another(
 ) -> None:
     """A job that ends between the file and its record leaves none, so that no program takes the file for another."""
     out = tmp_path / "a.jsonl"
-    mine_negatives(job(root, out), progress=False)
+    mine_negatives(job(root, out))
     assert parents_path(out).exists()
     monkeypatch.setattr(mining_job, "audit_mined_file", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        mine_negatives(job(root, out, settings=replace(TOP, depth=4)), progress=False)
+        mine_negatives(job(root, out, settings=replace(TOP, depth=4)))
     assert not parents_path(out).exists()
 
 
 def test_scores_equal_those_of_the_run(root: Path, tmp_path: Path) -> None:
-    mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
+    mine_negatives(job(root, tmp_path / "a.jsonl"))
     run = read_run(root / "run.trec")
     scored = [e for e in read_examples(tmp_path / "a.jsonl", targets=False) if e.negative_scores]
     assert scored, "some positives are among the 30"
@@ -132,7 +132,7 @@ def test_scores_equal_those_of_the_run(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_mined_file_is_self_contained_and_names_its_parents(root: Path, tmp_path: Path) -> None:
-    mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
+    mine_negatives(job(root, tmp_path / "a.jsonl"))
     texts = {p.id: p for p in read_corpus(root / "data")}
     for example in stream_mined_examples(tmp_path / "a.jsonl", Policy()):
         assert all(texts[p.id] == p for p in (*example.positives, *example.negatives))
@@ -151,13 +151,13 @@ def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").touch()
     out = tmp_path / "a.jsonl"
     with pytest.raises(ValueError, match=r"file of tevatron.examples:.*a.jsonl .*follows"):
-        mine_negatives(replace(job(root, out), concat=(open_concatenated(f"tevatron.examples:{out}"),)), progress=False)
+        mine_negatives(replace(job(root, out), concat=(open_concatenated(f"tevatron.examples:{out}"),)))
 
 
 def test_bm25_scores_positives_that_it_did_not_retrieve(root: Path, tmp_path: Path) -> None:
     scores = {}
     for depth in (1, 1000):
-        mine_negatives(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, depth=depth)), progress=False)
+        mine_negatives(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, depth=depth)))
         examples = list(stream_mined_examples(tmp_path / "a.jsonl", Policy()))
         scores[depth] = {e.query.id: e.positive_scores for e in examples}
     assert scores[1] == scores[1000]
@@ -169,10 +169,11 @@ def test_bm25_scores_positives_that_it_did_not_retrieve(root: Path, tmp_path: Pa
     assert sum(len(e.negatives) for e in examples) > 100
 
 
-def test_a_margin_with_unbounded_scores_prints_a_notice(root: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    mine_negatives(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, margin=2.0)), False, lines.append)
-    text = "\n".join(lines)
+def test_a_margin_with_unbounded_scores_prints_a_notice(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine_negatives(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, margin=2.0)))
+    text = capsys.readouterr().out
     assert "margin 2 is in scores of bm25, which have no bound" in text
     scores = [e.positive_scores for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())]
     low, middle, high = np.quantile([min(row) for row in scores], (0.05, 0.5, 0.95))
@@ -180,7 +181,7 @@ def test_a_margin_with_unbounded_scores_prints_a_notice(root: Path, tmp_path: Pa
 
 
 def test_negatives_of_the_data_are_ignored(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
+    mine_negatives(job(root, tmp_path / "a.jsonl"))
     monkeypatch.setattr(TrainingSource, "read", None)  # it would hold them all
     again, first = (
         read_training_queries(open_training_queries(str(tmp_path / "a.jsonl"), "train"), Policy()) for _ in range(2)
@@ -201,7 +202,7 @@ def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_pa
     write_run(tmp_path / "teacher.trec", rankings, "test")
     settings = replace(TOP, margin=1.0)
     with_teacher = replace(job(root, tmp_path / "a.jsonl", settings=settings), teacher=str(tmp_path / "teacher.trec"))
-    mine_negatives(with_teacher, progress=False)
+    mine_negatives(with_teacher)
     examples = list(stream_mined_examples(tmp_path / "a.jsonl", Policy()))
     assert any(e.negatives for e in examples)
     for example in examples:
@@ -214,7 +215,7 @@ def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_pa
 def test_a_teacher_may_score_only_some_passages(root: Path, tmp_path: Path) -> None:
     some = {query: ranking[:10] for query, ranking in read_run(root / "run.trec").items()}
     write_run(tmp_path / "teacher.trec", some, "test")
-    mine_negatives(replace(job(root, tmp_path / "a.jsonl"), teacher=str(tmp_path / "teacher.trec")), progress=False)
+    mine_negatives(replace(job(root, tmp_path / "a.jsonl"), teacher=str(tmp_path / "teacher.trec")))
     every = [
         s
         for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())
@@ -231,10 +232,10 @@ def test_appended_records_have_scores_of_the_teacher_or_none(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """BM25's scores say nothing beside a run's."""
-    mine_negatives(job(root, tmp_path / "bm25.jsonl", "bm25"), progress=False)
+    mine_negatives(job(root, tmp_path / "bm25.jsonl", "bm25"))
     assert any(e.score_count for e in stream_mined_examples(tmp_path / "bm25.jsonl", Policy()))
     both = replace(job(root, tmp_path / "a.jsonl"), concat=(TrainingSource.open(tmp_path / "bm25.jsonl"),))
-    mine_negatives(both, progress=False)
+    mine_negatives(both)
     text = "scores of two pools, or files, are not comparable: none are in the file"
     assert text in capsys.readouterr().out
     assert not any(e.score_count for e in stream_mined_examples(tmp_path / "a.jsonl", Policy()))
@@ -250,7 +251,7 @@ def test_appended_records_have_scores_of_the_teacher_or_none(
     other = replace(last, query=replace(last.query, text="another question"))
     with open(tmp_path / "bm25.jsonl", "a") as file:
         file.write(json.dumps(make_tevatron_record(other)) + "\n")
-    mine_negatives(replace(both, teacher=str(tmp_path / "teacher.trec")), progress=False)
+    mine_negatives(replace(both, teacher=str(tmp_path / "teacher.trec")))
     *mined, another = stream_mined_examples(tmp_path / "a.jsonl", Policy())
     assert (another.query.text, another.score_count) == ("another question", 0)
     assert len(mined) == 80
@@ -268,7 +269,7 @@ def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path
     ranked = read_run(root / "run.trec").items()
     ranks.write_text("".join(f"{q}\t{key}\t{n}\n" for q, ranking in ranked for n, (key, _) in enumerate(ranking, 1)))
     here = job(root, tmp_path / "a.jsonl", str(ranks))
-    mine_negatives(here, progress=False)
+    mine_negatives(here)
     examples = list(stream_mined_examples(tmp_path / "a.jsonl", Policy()))
     assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
     assert not any(e.score_count for e in examples)
@@ -279,9 +280,9 @@ def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path
     ]
     for bad_job, message in refused:
         with pytest.raises(DataError, match=rf"run\.tsv: .*ranking .*\(MS MARCO run.*{message}"):
-            mine_negatives(bad_job, progress=False)
+            mine_negatives(bad_job)
     scored = replace(here, teacher=str(root / "run.trec"), settings=replace(TOP, margin=0.1))
-    mine_negatives(scored, progress=False)
+    mine_negatives(scored)
     assert any(e.score_count for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())), "the teacher's"
 
 
@@ -305,9 +306,9 @@ def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) 
         teacher=str(tmp_path / "teacher.trec"),
     )
     with pytest.raises(ValueError, match=r"link .*\(.*\), .*another"):
-        mine_negatives(here, progress=False)
+        mine_negatives(here)
     with pytest.raises(DataError):
-        mine_negatives(replace(here, out=str(tmp_path / "other")), progress=False)
+        mine_negatives(replace(here, out=str(tmp_path / "other")))
 
 
 @pytest.mark.slow
@@ -320,24 +321,24 @@ def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> 
     whole = corpus.read_bytes()
     job_of_run = MiningJob(TrainingSource.open(root / "data", "train"), (str(run.workdir.path),), str(corpus))
     with pytest.raises(FileNotFoundError, match="run has no encoded corpus"):
-        mine_negatives(job_of_run, progress=False)
+        mine_negatives(job_of_run)
     encode_corpus(run, Corpus.open(tmp_path / "data"), progress=False)
     with pytest.raises(ValueError, match=r"corpus.jsonl .*run encoded"):
-        mine_negatives(job_of_run, progress=False)
+        mine_negatives(job_of_run)
     assert corpus.read_bytes() == whole
     encode_corpus(run, Corpus.open(tmp_path / "data"), name="again", progress=False)
     with pytest.raises(ValueError, match=r"several corpora, .*--encoded"):
-        mine_negatives(job_of_run, progress=False)
+        mine_negatives(job_of_run)
 
 
 def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) -> None:
     """MLR's second stage: retrieved positives, then the records of the first, each cut to as many negatives."""
-    mine_negatives(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)), progress=False)
+    mine_negatives(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)))
     first = list(stream_mined_examples(tmp_path / "first.jsonl", Policy()))
     settings = replace(TOP, depth=4, answers=True, positives_from_retrieval=True)
     concat = f"tevatron.examples:{tmp_path / 'first.jsonl'}"
     concatenated = replace(job(root, tmp_path / "a.jsonl", settings=settings), concat=(open_concatenated(concat),))
-    mine_negatives(concatenated, progress=False)
+    mine_negatives(concatenated)
     (followed_by,) = read_with_digest(parents_path(tmp_path / "a.jsonl"))["concat"]
     assert followed_by == {"source": concat, "sha256": sha256_file(tmp_path / "first.jsonl")}
     examples = read_examples(tmp_path / "a.jsonl")
@@ -368,7 +369,6 @@ def test_a_bad_record_that_follows_is_an_error_before_pools_are_opened(
     with pytest.raises(DataError, match=r"more\.jsonl:3"):
         mine_negatives(
             replace(job(root, tmp_path / "a.jsonl"), concat=(TrainingSource.open(tmp_path / "more.jsonl"),)),
-            progress=False,
         )
 
 
@@ -382,7 +382,7 @@ def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path)
         str(tmp_path / "a.jsonl"),
         corpus=Corpus.open(root / "data"),
     )
-    mine_negatives(replace(questions_alone, settings=settings), progress=False)
+    mine_negatives(replace(questions_alone, settings=settings))
     examples = read_examples(tmp_path / "a.jsonl")
     assert {e.query.id for e in examples} == {str(i) for i in range(7)}
     assert read_examples(tmp_path / "a.jsonl", targets=False) == examples
@@ -397,9 +397,9 @@ def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_r
         QuerySource.open(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=Corpus.open(corpus)
     )
     with pytest.raises(ValueError, match=r"'\(a' .*regular expression"):
-        mine_negatives(replace(bad_answer, settings=settings), progress=False)
+        mine_negatives(replace(bad_answer, settings=settings))
     with pytest.raises(DataError, match=r"corpus\.jsonl:2"):
-        mine_negatives(replace(bad_answer, settings=replace(settings, match="string")), progress=False)
+        mine_negatives(replace(bad_answer, settings=replace(settings, match="string")))
 
 
 def test_questions_with_equal_row_numbers_get_different_ids(root: Path, tmp_path: Path) -> None:
@@ -412,14 +412,14 @@ def test_questions_with_equal_row_numbers_get_different_ids(root: Path, tmp_path
         data=TrainingSource.open(tmp_path / "a.json"),
         concat=(TrainingSource.open(tmp_path / "b.json"),),
     )
-    mine_negatives(both, progress=False)
+    mine_negatives(both)
     mined = read_examples(tmp_path / "both.jsonl")
     assert {e.query.text for e in mined} == {e.query.text for e in (*originals[:3], *originals[10:13])}
     assert len({e.query.id for e in mined}) == len({e.query.text for e in mined})
     again = replace(
         both, data=TrainingSource.open(tmp_path / "both.jsonl"), concat=(), out=str(tmp_path / "again.jsonl")
     )
-    mine_negatives(again, progress=False)
+    mine_negatives(again)
     assert [e.positives for e in read_examples(tmp_path / "again.jsonl")] == [e.positives for e in mined]
 
 
@@ -434,7 +434,6 @@ def test_positives_are_written_with_the_corpus_text(
     write_dpr_examples(tmp_path / "train.json", [*edited, *originals[2:]])
     mine_negatives(
         replace(job(root, tmp_path / "a.jsonl", "bm25"), data=TrainingSource.open(tmp_path / "train.json")),
-        progress=False,
     )
     assert [e.positives for e in read_examples(tmp_path / "a.jsonl")] == [e.positives for e in originals]
     assert "2 queries have a positive that is other text in the corpus, which is taken" in capsys.readouterr().out
@@ -447,7 +446,6 @@ def test_two_questions_with_one_id_are_refused(root: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=f"query '{first.query.id}'"):
         mine_negatives(
             replace(job(root, tmp_path / "a.jsonl", "bm25"), data=TrainingSource.open(tmp_path / "twice.jsonl")),
-            progress=False,
         )
 
 
@@ -461,12 +459,12 @@ def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> N
     here = replace(
         job(root, tmp_path / "a.jsonl", str(tmp_path / "same.json")), data=TrainingSource.open(tmp_path / "train.json")
     )
-    mine_negatives(here, progress=False)
+    mine_negatives(here)
     with pytest.raises(ValueError, match=r"query 0 .*'.*', .*'.*'"):
-        mine_negatives(replace(here, pools=(str(tmp_path / "turned.json"),)), progress=False)
+        mine_negatives(replace(here, pools=(str(tmp_path / "turned.json"),)))
     (tmp_path / "other.trec").write_text("nobody Q0 p1 1 2.0 x\n")
     with pytest.raises(ValueError, match=r"ranks .*4 queries"):
-        mine_negatives(replace(here, pools=(str(tmp_path / "other.trec"),)), progress=False)
+        mine_negatives(replace(here, pools=(str(tmp_path / "other.trec"),)))
 
 
 def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
@@ -474,7 +472,6 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
     write_dpr_examples(tmp_path / "train.json", originals)
     mine_negatives(
         replace(job(root, tmp_path / "a.jsonl", "bm25"), data=TrainingSource.open(tmp_path / "train.json")),
-        progress=False,
     )
     examples = read_examples(tmp_path / "a.jsonl")
     assert [e.positives for e in examples] == [e.positives for e in originals]
@@ -505,18 +502,18 @@ def test_invalid_settings_are_errors(
     change: Callable[[MiningJob], MiningJob], message: str, root: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        mine_negatives(change(job(root, tmp_path / "a.jsonl")), progress=False)
+        mine_negatives(change(job(root, tmp_path / "a.jsonl")))
     assert not (tmp_path / "a.jsonl").exists()
 
 
 def test_sources_of_a_mined_file_are_compared(root: Path, tmp_path: Path) -> None:
     for name in ("pool.trec", "teacher.trec"):
         (tmp_path / name).write_bytes((root / "run.trec").read_bytes())
-    mine_negatives(job(root, tmp_path / "first.jsonl"), progress=False)
+    mine_negatives(job(root, tmp_path / "first.jsonl"))
     follow = open_concatenated(str(tmp_path / "first.jsonl"))
     pool, teacher = str(tmp_path / "pool.trec"), str(tmp_path / "teacher.trec")
     here = replace(job(root, tmp_path / "a.jsonl", pool), teacher=teacher, concat=(follow,))
-    mine_negatives(here, progress=False)
+    mine_negatives(here)
     require_same_sources(here)
     others = (
         replace(here, pools=("bm25",)),
@@ -538,7 +535,7 @@ def test_a_run_of_another_corpus(root: Path, tmp_path: Path) -> None:
     corpus = (tmp_path / "other" / "corpus.jsonl").read_text()
     (tmp_path / "other" / "corpus.jsonl").write_text(re.sub(r'"_id": "', '"_id": "x', corpus))
     with pytest.raises(ValueError, match=r"nothing .*retrieved .*corpus"):
-        mine_negatives(replace(job(root, tmp_path / "a.jsonl"), corpus=Corpus.open(tmp_path / "other")), progress=False)
+        mine_negatives(replace(job(root, tmp_path / "a.jsonl"), corpus=Corpus.open(tmp_path / "other")))
 
 
 def test_a_run_file_whose_queries_are_scattered(tmp_path: Path) -> None:
@@ -603,7 +600,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     settings = replace(TOP, share=0.999)
 
     def negatives(name: str, mining: MiningJob) -> dict[str, list[str]]:
-        mine_negatives(replace(mining, out=str(tmp_path / name), settings=settings), progress=False)
+        mine_negatives(replace(mining, out=str(tmp_path / name), settings=settings))
         examples: list[Example] = list(stream_mined_examples(tmp_path / name, Policy()))
         assert all(s < 0.999 * min(e.positive_scores) for e in examples for s in e.negative_scores)
         return {e.query.id: [p.id for p in e.negatives] for e in examples}
@@ -619,7 +616,6 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     write_tevatron_examples(tmp_path / "some.jsonl", elsewhere)
     mine_negatives(
         MiningJob(TrainingSource.open(tmp_path / "some.jsonl"), (str(tmp_path / "run"),), str(tmp_path / "b.jsonl")),
-        progress=False,
     )
     assert [e.positives for e in read_examples(tmp_path / "b.jsonl")] == [e.positives for e in elsewhere]
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
@@ -631,7 +627,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
         corpus=Corpus.open(tmp_path / "turned.jsonl"),
     )
     with pytest.raises(ContractError, match=r"turned.jsonl .*encoded .*SHA-256"):
-        mine_negatives(turned, progress=False)
+        mine_negatives(turned)
     check_teacher(str(tmp_path / "run"), "", Corpus.open(root / "data"), Policy())
     with pytest.raises(ContractError, match=r"turned.jsonl .*encoded .*SHA-256"):
         check_teacher(str(tmp_path / "run"), "", Corpus.open(tmp_path / "turned.jsonl"), Policy())
@@ -653,5 +649,4 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
                 str(tmp_path / "z"),
                 settings=settings,
             ),
-            progress=False,
         )

@@ -94,9 +94,9 @@ def test_workers_mine_what_one_process_does(cluster: Any, one: Path, tmp_path: P
         str(tmp_path / "alone.jsonl"),
         settings=settings,
     )
-    mine_negatives(job, progress=False)
+    mine_negatives(job)
     with ray_workers(EngineOptions("ray", workers=2)) as two:
-        mine_negatives(replace(job, out=str(tmp_path / "ours.jsonl"), workers=two), progress=False)
+        mine_negatives(replace(job, out=str(tmp_path / "ours.jsonl"), workers=two))
     cluster.remove_node(host, allow_graceful=False)
     assert (tmp_path / "ours.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
     assert (tmp_path / "ours.jsonl").read_bytes().count(b'"negative_passages": [{') > 100

@@ -29,10 +29,10 @@ class MtebSearcher:
         corpora: name of a task -> its corpus, for tasks that are folders of the user.
     """
 
-    def __init__(self, run: Run, out: Path, meta: ModelMeta, progress: bool) -> None:
+    def __init__(self, run: Run, out: Path, meta: ModelMeta) -> None:
         self.mteb_model_meta = meta
         self.corpora: dict[str, Corpus] = {}
-        self._run, self._out, self._progress = run, out, progress
+        self._run, self._out = run, out
         self._searcher: Searcher | None = None
 
     def index(self, corpus: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, **_: Any) -> None:
@@ -54,7 +54,7 @@ class MtebSearcher:
             task_corpus, encoded_name = Corpus.open(folder), ".".join(parts)
         else:
             task_corpus, encoded_name = self.corpora[name], ""
-        result = encode_corpus(self._run, task_corpus, encoded_name, EncodeOptions(on_error="keep"), self._progress)
+        result = encode_corpus(self._run, task_corpus, encoded_name, EncodeOptions(on_error="keep"))
         self._searcher = Searcher(self._run, result.folder, many=True)
 
     def search(
@@ -79,7 +79,7 @@ class MtebSearcher:
             Query(str(key), text, instruction=instruction or "")
             for key, text, instruction in zip(queries["id"], queries["text"], instructions, strict=True)
         ]
-        rankings = self._searcher.search(records, top_k, self._progress).rankings
+        rankings = self._searcher.search(records, top_k, progress=True).rankings
         return {
             query: dict(
                 zip([key for key, _ in ranking], descending_scores([score for _, score in ranking]), strict=True)

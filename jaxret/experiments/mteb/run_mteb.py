@@ -26,7 +26,7 @@ def require_mteb() -> None:
         raise ValueError("jaxret mteb needs mteb, which is not installed: pip install 'jaxret[mteb]'")
 
 
-def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool = True) -> str:
+def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions) -> str:
     """Evaluate a run on tasks, write mteb's results below `out`, and return a table of the main scores.
 
     A task is not repeated if it has a result of this checkpoint on the same data.
@@ -35,7 +35,6 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
         run: the run to evaluate.
         out: folder for results/ORGANIZATION__NAME/REVISION/TASK.json, and for the corpora of named tasks.
         options: the tasks and their settings.
-        progress: whether progress is printed.
 
     Raises:
         ValueError: mteb is not installed or does not accept the card; no task is given; a task is unknown, is not
@@ -55,7 +54,7 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
     from jaxret.experiments.mteb.mteb_searcher import MtebSearcher, model_meta
 
     meta = model_meta(run, options.model_name or f"jaxret/{run.workdir.name}", options.card)
-    searcher, cache = MtebSearcher(run, out, meta, progress), ResultCache(out)
+    searcher, cache = MtebSearcher(run, out, meta), ResultCache(out)
     rows, results = [], []
     for task, corpus in list(_open_tasks(options)):
         name = task.metadata.name

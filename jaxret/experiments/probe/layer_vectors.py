@@ -64,7 +64,7 @@ def _pooled_states(params: dict, tokens: Tokens, model: RetrieverModel, side: Si
     return pool_layers(model.hidden_states(params, tokens, side), mean_mask)
 
 
-def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -> LayerVectors:
+def encode_layers(run: Run, texts: Ragged, side: Side) -> LayerVectors:
     """Return the vectors of texts at every layer, from one pass over the texts.
 
     An encoder that has no [CLS] token (T5) has no vectors "cls".
@@ -73,12 +73,11 @@ def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -
         run: the run whose encoder is probed; its head and pooling are not used.
         texts: token ids.
         side: whether the texts are queries or passages.
-        progress: whether progress is printed.
     """
     embedder = run.embedder()
     shapes = run.model.module.config
     result = np.empty((shapes.num_layers + 1, len(TOKEN_TITLES), len(texts), shapes.hidden_size), np.float32)
-    with Progress(f"layers of {side}", len(texts), shown=progress) as bar:
+    with Progress(f"layers of {side}", len(texts)) as bar:
         for rows, size, length in plan_batches(texts.lengths, embedder.tokens_per_batch, embedder.mesh.size):
             padded_rows = np.concatenate([rows, np.full(size - len(rows), -1)])
             tokens = Tokens(*texts.padded(padded_rows, min(length, embedder.max_lengths[side]), embedder.pad_id))

@@ -44,9 +44,7 @@ PROBE_MEASURE = f"nDCG@{NDCG}"
 SHOWN_WEIGHT = 0.005  # smaller weights of a mixture are not printed, because they round to 0.00
 
 
-def report_probe(
-    run: Run, source: EvaluationSource, corpus: Corpus, options: ProbeOptions, progress: bool = True
-) -> str:
+def report_probe(run: Run, source: EvaluationSource, corpus: Corpus, options: ProbeOptions) -> str:
     """Probe the layers of a run's encoder, write `eval/DATA.SPLIT.probe.json` and a picture, and return the text to
     print.
 
@@ -55,9 +53,8 @@ def report_probe(
         source: queries and judgements.
         corpus: the corpus of the judged passages.
         options: numbers of queries and passages, and the seed.
-        progress: whether progress is printed.
     """
-    probe = probe_layers(run, source, corpus, options, progress)
+    probe = probe_layers(run, source, corpus, options)
     path = run.workdir.evaluation(f"{probe.name}.probe")
     results = probe_json(probe, options.corpus_size) | {"options": vars(options), "checkpoint": run.checkpoint}
     write_json(path, results)
@@ -74,17 +71,17 @@ def report_probe(
         *_advice(run, probe),
         f"written to {path}",
         picture,
-        *_winner_lines(run, JudgedSource.of(source, corpus), progress),
+        *_winner_lines(run, JudgedSource.of(source, corpus)),
     ]
     return "\n".join(lines)
 
 
-def _winner_lines(run: Run, data: JudgedSource, progress: bool) -> list[str]:
+def _winner_lines(run: Run, data: JudgedSource) -> list[str]:
     """Return lines on how often each vector of a passage wins; [] unless the run is trained and has several vectors."""
     if not run.checkpoint["step"] or not has_several_vectors(run.model):
         return []
     try:
-        report = report_diversity(run, data, progress)
+        report = report_diversity(run, data)
     except ValueError as error:  # it needs every relevant passage in the corpus, which a probe does not
         report = f"not measured: {error}"
     return ["", "Which vector of a relevant passage wins (jaxret diversity):", "", report]

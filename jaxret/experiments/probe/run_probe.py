@@ -48,9 +48,7 @@ class Probe:
     held_out: np.ndarray  # rows of the queries that findings are measured on
 
 
-def probe_layers(
-    run: Run, source: EvaluationSource, corpus: Corpus, options: ProbeOptions, progress: bool = True
-) -> Probe:
+def probe_layers(run: Run, source: EvaluationSource, corpus: Corpus, options: ProbeOptions) -> Probe:
     """Measure retrieval by every layer of a run's encoder.
 
     Args:
@@ -58,13 +56,12 @@ def probe_layers(
         source: queries and judgements.
         corpus: the corpus of the judged passages.
         options: numbers of queries and passages, and the seed.
-        progress: whether progress is printed.
 
     Raises:
         ValueError: fewer than four judged queries have a relevant passage in the corpus.
     """
     queries = read_evaluation_queries(source, Policy())
-    vectors = encode_probe_data(run, corpus, queries, options, progress)
+    vectors = encode_probe_data(run, corpus, queries, options)
     single_layers = [vectors.quality(choice) for choice in single_layer_choices(vectors.last, vectors.queries.tokens)]
     pairs = [vectors.quality(choice) for choice in layer_pair_choices(vectors.last, vectors.queries.tokens)]
     order = np.random.default_rng([options.seed, 1]).permutation(len(vectors.relevance))
@@ -73,9 +70,7 @@ def probe_layers(
     return Probe(vectors, source.name, queries.digests(), single_layers, pairs, findings, second)
 
 
-def encode_probe_data(
-    run: Run, corpus: Corpus, queries: EvaluationQueries, options: ProbeOptions, progress: bool
-) -> ProbeData:
+def encode_probe_data(run: Run, corpus: Corpus, queries: EvaluationQueries, options: ProbeOptions) -> ProbeData:
     """Return the vectors of the drawn queries and passages, and the relevance of each pair.
 
     Args:
@@ -83,7 +78,6 @@ def encode_probe_data(
         corpus: the corpus from which passages are drawn.
         queries: judged queries of this corpus.
         options: numbers of queries and passages, and the seed.
-        progress: whether progress is printed.
 
     Raises:
         ValueError: fewer than four queries have a relevant passage.
@@ -110,8 +104,8 @@ def encode_probe_data(
             "a probe needs at least 4"
         )
     texts = run.tokenizer.queries([sample[row] for row in rows])
-    query_vectors = encode_layers(run, texts, "query", progress)
-    passage_vectors = encode_layers(run, run.tokenizer.passages(passages), "passage", progress)
+    query_vectors = encode_layers(run, texts, "query")
+    passage_vectors = encode_layers(run, run.tokenizer.passages(passages), "passage")
     return ProbeData(query_vectors, passage_vectors, relevance[rows])
 
 

@@ -55,18 +55,15 @@ from jaxret.training.config_sources import training_data
 from jaxret.training.loop import train
 
 
-def run_recipe(
-    stages: Sequence[Stage], workdir: str | Path, evaluation: EvaluationSetup, progress: bool = True
-) -> Path:
+def run_recipe(stages: Sequence[Stage], workdir: str | Path, evaluation: EvaluationSetup) -> Path:
     """Run the steps that are not complete, print the table of results, and return its path.
 
     Args:
         stages: the stages in order.
         workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
-        progress: whether progress is printed.
     """
-    table = run_stages(stages, workdir, evaluation, progress)
+    table = run_stages(stages, workdir, evaluation)
     path = Workdir(workdir) / "results.md"
     print(f"\n{evaluation_text(table)}\ntable: {path}")
     emit_table(table, path)
@@ -77,7 +74,6 @@ def run_stages(
     stages: Sequence[Stage],
     workdir: str | Path,
     evaluation: EvaluationSetup,
-    progress: bool = True,
     log: Callable[[str], None] | None = None,
 ) -> dict[str, Evaluation]:
     """Run the steps that are not complete, write results.md, and return the evaluation of each stage that searches.
@@ -86,7 +82,6 @@ def run_stages(
         stages: the stages in order.
         workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
-        progress: whether progress is printed.
         log: takes a line for each step; None prints it.
     """
     folder = Workdir(workdir).path
@@ -95,7 +90,7 @@ def run_stages(
     with hold_folder(folder, "a recipe"):
         for part in ("mined", "done"):  # only this process writes to these folders
             remove_leftovers(folder / part)
-        recipe = _Recipe(folder, {stage.name: stage for stage in stages}, evaluation, Ledger(folder, log), progress)
+        recipe = _Recipe(folder, {stage.name: stage for stage in stages}, evaluation, Ledger(folder, log))
         results = {stage.name: recipe.run_stage(stage) for stage in stages}
         table = {name: result for name, result in results.items() if result}
         with atomic_write(folder / "results.md") as file:
@@ -111,7 +106,6 @@ class _Recipe:
     stages: Mapping[str, Stage]  # name -> stage
     evaluation: EvaluationSetup
     ledger: Ledger  # completed steps
-    progress: bool  # whether progress is printed
 
     def __post_init__(self) -> None:
         self._digests: dict[Path, str] = {}
@@ -232,7 +226,7 @@ class _Recipe:
             on_error=on_error_of(data),
             subset=(data.subset, stage.config.seed.data),
         )
-        mine_negatives(job, self.progress)
+        mine_negatives(job)
         return [out, parents_path(out)]
 
     # Scores of a teacher
@@ -262,7 +256,7 @@ class _Recipe:
         name = str(self.folder / stage.teacher) if stage.teacher in self.stages else stage.teacher
         teacher = open_teacher(name, self._encoded_name)
         examples = training_data(stage.scoring_config(self.folder))
-        score_examples(teacher, examples, out, on_error_of(data), self.progress)
+        score_examples(teacher, examples, out, on_error_of(data))
         return [out]
 
     # Training, encoding, search
@@ -293,7 +287,7 @@ class _Recipe:
         }
         config = change_config(config, folders, stage.name)
         try:
-            train(config, workdir.path, self.progress, stage.explicit_keys).require_finished()
+            train(config, workdir.path, explicit_keys=stage.explicit_keys).require_finished()
         except ContractError as error:  # the stage was started with other settings or data
             raise ContractError(f"{error}\nDelete the folder {workdir} to train this stage again.") from error
         with open_checkpoints(workdir, config) as checkpoints:
@@ -325,7 +319,7 @@ class _Recipe:
         write_json(Workdir(self.folder / stage.name).lineage, {"sha256": self._lineage[stage.name]})
 
     def _encode(self, stage: Stage) -> list[Path]:
-        result = encode_corpus(open_run(self.folder / stage.name), self._corpus, progress=self.progress)
+        result = encode_corpus(open_run(self.folder / stage.name), self._corpus)
         if read_parts(result.folder):
             raise ContractError(
                 f"{result.folder} differs from {self._corpus}: passages were appended or deleted (see parts.json). "
@@ -361,7 +355,7 @@ class _Recipe:
         setup, run = self.evaluation, open_run(self.folder / stage.name)
         measures = tuple(setup.measures) if setup.measures else None
         evaluation = EvaluationOptions(setup.k, measures, match=setup.match)
-        search_files(run, setup.source, evaluation, encoded_name=self._encoded_name, progress=self.progress)
+        search_files(run, setup.source, evaluation, encoded_name=self._encoded_name)
         return [run.workdir.rankings(setup.source.name), self._result_path(stage)]
 
     def _result_path(self, stage: Stage) -> Path:

@@ -128,14 +128,13 @@ def list_sweep(setup: SweepSetup, workdir: str | Path) -> str:
     return aligned_table(["index", "point", "seed", "folder", "state"], rows, left=5)
 
 
-def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: bool = True) -> SweepResults | None:
+def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> SweepResults | None:
     """Run the unfinished points, and return the comparison of all points; None if only one run was requested.
 
     Args:
         setup: the settings of the sweep.
         workdir: folder of the sweep; several jobs may run points in it at the same time.
         index: number of the only run to do, from 1; 0 for all runs and their comparison.
-        progress: whether progress is printed.
     Raises:
         ValueError: settings contradict each other, or differ from the settings in sweep.json; nothing was run.
         LockedError: other jobs hold some of the points; all other points are done.
@@ -155,14 +154,12 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
     skipped_runs: Sequence[SweepRun] = part_runs
     for _ in range(2):  # a second time, because another job may have finished its point in the meantime
-        skipped_runs = [
-            run for run in skipped_runs if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)
-        ]
+        skipped_runs = [run for run in skipped_runs if not _run_point(run, runs.index(run) + 1, len(runs), evaluation)]
     for run in (run for run in part_runs if run not in skipped_runs):
         if run.report and judged and texts:
             checkpoint = find_best_checkpoint(run.measured, run.stage.config)
             if not is_diversity_of(run.report, checkpoint, texts):
-                text = report_diversity(open_run(run.measured), judged, progress)
+                text = report_diversity(open_run(run.measured), judged)
                 print(f"{run.name}: {text}", flush=True)
     if skipped_runs:
         names = " and ".join(run.name for run in skipped_runs)
@@ -268,7 +265,7 @@ def _base_config(setup: SweepSetup) -> ConfigDict:
     return change_config(load_config(setup.config), setup.overrides, setup.config)
 
 
-def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSetup, progress: bool) -> bool:
+def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSetup) -> bool:
     """Run the unfinished steps of a run, and return True; return False if another job holds its folder."""
     name = f"[{number}/{count}] {run.name}"
 
@@ -277,7 +274,7 @@ def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSet
             print(f"{name} {line}", flush=True)
 
     try:
-        run_stages(run.stages, run.folder, evaluation, progress, log)
+        run_stages(run.stages, run.folder, evaluation, log)
     except LockedError as error:
         print(f"{name}: {error}", flush=True)
         return False

@@ -38,12 +38,9 @@ from jaxret.search.rounding import upper_norms
 from jaxret.search.search_options import IndexOptions
 from jaxret.search.single_vector import BLOCK_ROWS
 from jaxret.storage.atomic import StorageError, atomic_write, with_digest, write_json
-from jaxret.types import Log
 
 
-def build_faiss_index(
-    encoded_corpus: EncodedCorpus, folder: Path, options: IndexOptions, log: Log, progress: bool
-) -> None:
+def build_faiss_index(encoded_corpus: EncodedCorpus, folder: Path, options: IndexOptions) -> None:
     """Train an index on a sample, add all vectors of a corpus, and write it into a folder with a manifest.
 
     Args:
@@ -55,9 +52,9 @@ def build_faiss_index(
     width, start_time = require_one_query_vector(encoded_corpus), time.perf_counter()
     index = make_index(options.factory, encoded_corpus.dimension, options.seed)
     total, largest = encoded_corpus.total_rows * width, 0.0
-    training_rows = 0 if index.is_trained else _train(index, encoded_corpus, options, log)
+    training_rows = 0 if index.is_trained else _train(index, encoded_corpus, options)
     ready = time.perf_counter()
-    with Progress("index", total, "vector", shown=progress) as bar:
+    with Progress("index", total, "vector") as bar:
         for rows, block in _read_blocks(encoded_corpus):
             norms = upper_norms(block)
             require_finite_vectors(encoded_corpus, rows, norms.reshape(-1, width).max(axis=1))
@@ -84,14 +81,14 @@ def build_faiss_index(
         "index": index_entry(path),
     }
     write_json(folder / "manifest.json", with_digest(manifest))
-    log(
+    print(
         f"trained in {build_record['train_seconds']:,.1f} s, added in {build_record['add_seconds']:,.1f} s; "
         f"{path.stat().st_size / 2**20:,.1f} MiB on disk, {path.stat().st_size / total:,.0f} bytes a vector; "
         f"this process held {peak_memory() / 2**20:,.0f} MiB at most"
     )
 
 
-def _train(index: Any, encoded_corpus: EncodedCorpus, options: IndexOptions, log: Log) -> int:
+def _train(index: Any, encoded_corpus: EncodedCorpus, options: IndexOptions) -> int:
     """Train an index on a sample of the vectors, and return the size of the sample."""
     lists = int(getattr(innermost(index), "nlist", 0))
     sample = options.train_vectors or max(LEAST_SAMPLE, VECTORS_PER_LIST * lists)
@@ -100,7 +97,7 @@ def _train(index: Any, encoded_corpus: EncodedCorpus, options: IndexOptions, log
         encoded_corpus.total_rows, rows, replace=False, shuffle=False
     )
     vectors = take_rows(encoded_corpus, np.sort(sample_rows)).reshape(-1, encoded_corpus.dimension)
-    log(f"training on {len(vectors):,} vectors, drawn with seed {options.seed}")
+    print(f"training on {len(vectors):,} vectors, drawn with seed {options.seed}")
     try:
         index.train(vectors)
     except RuntimeError as error:
@@ -157,7 +154,7 @@ def passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: int) ->
 
 
 def measure_recall(
-    encoded_corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str], progress: bool
+    encoded_corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str]
 ) -> dict[str, Any]:
     """Measure the recall of an index of FAISS, write it into the manifest, and return it (`recall.py`).
 
@@ -165,7 +162,6 @@ def measure_recall(
         encoded_corpus: the vectors.
         queries: vectors to search for, float32 [Q,D].
         parameters: FAISS's search parameters to measure with; empty for `default_parameters`.
-        progress: whether to show a bar of the exact search.
     """
     index = load_faiss_index(folder, read_index_manifest(folder))
     texts, mapped_corpus = parameters or default_parameters(index.index), MappedCorpus(encoded_corpus)
@@ -175,7 +171,7 @@ def measure_recall(
         folder,
         queries,
         encoded_corpus.total_rows,
-        lambda k: search(vectors, encoded_corpus, k, select_backend("faiss-cpu"), progress),
+        lambda k: search(vectors, encoded_corpus, k, select_backend("faiss-cpu"), progress=True),
         trials,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -41,9 +41,7 @@ _INDEX_FILE = "index.seismic"
 SUFFIX = ".index.seismic"  # Seismic appends it to the path that it is given
 
 
-def build_seismic_index(
-    encoded_corpus: EncodedCorpus, folder: Path, options: IndexOptions, log: Callable[[str], None], progress: bool
-) -> None:
+def build_seismic_index(encoded_corpus: EncodedCorpus, folder: Path, options: IndexOptions) -> None:
     """Build an index of all passages of a sparse corpus, and write it into a folder with a manifest.
 
     Args:
@@ -53,7 +51,7 @@ def build_seismic_index(
     """
     settings, library, start = parse_factory(options.factory), seismic_library(), time.perf_counter()
     passages, largest = library.SeismicDataset(dim=encoded_corpus.dimension), 0.0
-    with Progress("index", encoded_corpus.total_rows, "passage", shown=progress) as bar:
+    with Progress("index", encoded_corpus.total_rows, "passage") as bar:
         for first, shard in encoded_corpus:
             norms = sparse_norms(shard)
             require_finite_vectors(encoded_corpus, first + np.arange(len(shard)), norms)
@@ -86,7 +84,7 @@ def build_seismic_index(
         "index": index_entry(path),
     }
     write_json(folder / "manifest.json", with_digest(manifest))
-    log(f"built in {seconds:,.1f} s; {path.stat().st_size / 2**20:,.1f} MiB on disk")
+    print(f"built in {seconds:,.1f} s; {path.stat().st_size / 2**20:,.1f} MiB on disk")
 
 
 @contextmanager
@@ -104,20 +102,19 @@ def quiet_output() -> Iterator[None]:
 
 
 def measure_seismic_recall(
-    encoded_corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str], progress: bool
+    encoded_corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str]
 ) -> dict[str, Any]:
     """Measure the recall of an index of Seismic, write it into the manifest, and return it (`recall.py`).
 
     Args:
         queries: sparse vectors to search for.
         parameters: search parameters to measure with; empty for DEFAULT_PARAMETERS.
-        progress: whether to show a bar of the exact search.
     """
     index, mapped_corpus = load_seismic_index(folder, read_index_manifest(folder)), MappedCorpus(encoded_corpus)
     texts = parameters or DEFAULT_PARAMETERS
     trials = {text: partial(replace(index, parameters=text).search, queries.vectors, mapped_corpus) for text in texts}
     lists = InvertedLists(encoded_corpus)
-    exact = partial(lists.search, queries.vectors, progress=progress)
+    exact = partial(lists.search, queries.vectors, progress=True)
     return record_recall(folder, queries, encoded_corpus.total_rows, exact, trials)
 
 

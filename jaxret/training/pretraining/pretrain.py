@@ -9,7 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxret.parallel.processes import wait_for_all
-from jaxret.parallel.progress import job_log
+from jaxret.parallel.progress import print_line
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.run import open_model
 from jaxret.runs.workdir import Workdir
@@ -21,17 +21,15 @@ from jaxret.training.loop import TrainResult, train
 from jaxret.training.pretraining.pretraining_task import PRETRAINING, check_pretraining_config, make_pretrainer
 from jaxret.training.pretraining.scratch import write_random_encoder
 from jaxret.training.pretraining.write_encoder import write_pretrained_encoder
-from jaxret.types import Log
 
 
-def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, command: str = "") -> TrainResult:
+def pretrain(config: ConfigDict, workdir: str | Path, command: str = "") -> TrainResult:
     """Pre-train the encoder that a config describes, in `workdir`; resume if the folder has this run already. A
     finished run writes `workdir/model`, which can be the value of `encoder.checkpoint`.
 
     Args:
         config: the config of the run.
         workdir: folder of the run; it is made if it does not exist.
-        progress: whether progress is printed.
         command: the command line, for the model card.
 
     Raises:
@@ -42,20 +40,19 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
         LockedError: another job writes to the folder.
     """
     folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
-    log = job_log(progress)
     check_pretraining_config(config)
     check_config(config)
     require_folder_kind(folder.path, RUN)
     with hold_folder(folder.path, "pre-training"):
         if not config.encoder.checkpoint:
-            config.encoder.checkpoint = str(write_scratch_encoder(config, folder, log))
-        result = train(config, folder.path, progress, task=PRETRAINING, is_held=True)
+            config.encoder.checkpoint = str(write_scratch_encoder(config, folder))
+        result = train(config, folder.path, task=PRETRAINING, is_held=True)
         if result.step == result.total_steps:
-            write_final_encoder(folder, command, log)
+            write_final_encoder(folder, command)
     return result
 
 
-def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Log) -> Path:
+def write_scratch_encoder(config: ConfigDict, folder: Workdir) -> Path:
     """Write a BERT with random weights, unless the run has a checkpoint, and return its directory.
 
     The caller holds the folder's lock. Files of an earlier job are replaced, because it may have had other settings;
@@ -65,7 +62,7 @@ def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Log) -> Path
     if jax.process_index() == 0 and not any(folder.checkpoints.glob("[0-9]*")):
         shutil.rmtree(start, ignore_errors=True)
         with new_folder(start) as temporary:
-            write_random_encoder(config, temporary, log)
+            write_random_encoder(config, temporary)
         publish(folder)
     wait_for_all()
     if jax.process_index() > 0:
@@ -73,7 +70,7 @@ def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Log) -> Path
     return start
 
 
-def write_final_encoder(folder: Workdir, command: str, log: Log) -> None:
+def write_final_encoder(folder: Workdir, command: str) -> None:
     """Write the model of the last checkpoint, and replace a model that is in the folder. The caller holds the folder's
     lock."""
     run = open_model(folder, PRETRAINING.name, make_pretrainer, "last")
@@ -81,4 +78,4 @@ def write_final_encoder(folder: Workdir, command: str, log: Log) -> None:
         shutil.rmtree(folder / "model", ignore_errors=True)
         with new_folder(folder / "model") as temporary:
             notes = write_pretrained_encoder(run, temporary, command)
-        log("\n".join([f"{folder / 'model'}: {notes[0]}", *notes[1:]]))
+        print_line("\n".join([f"{folder / 'model'}: {notes[0]}", *notes[1:]]))

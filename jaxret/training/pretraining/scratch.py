@@ -15,13 +15,14 @@ from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import ARCHITECTURE, BertConfig
 from jaxret.models.encoders.pretrained import find_model, save_pretrained
+from jaxret.parallel.progress import print_line
 from jaxret.training.config_sources import training_corpus
 from jaxret.training.pretraining.spans import document_text
 from jaxret.training.pretraining.wordpiece import save_tokenizer, train_wordpiece
-from jaxret.types import Log, Params, Tokens
+from jaxret.types import Params, Tokens
 
 
-def write_random_encoder(config: ConfigDict, folder: Path, log: Log) -> None:
+def write_random_encoder(config: ConfigDict, folder: Path) -> None:
     """Write a BERT with the shapes in `pretraining.scratch` into an empty folder: random weights (`seed.init`), MLM
     head and tokenizer. The tokenizer is `pretraining.scratch.tokenizer` or, if this is empty, is trained on the corpus.
 
@@ -36,7 +37,7 @@ def write_random_encoder(config: ConfigDict, folder: Path, log: Log) -> None:
     if scratch.tokenizer:
         copy_tokenizer(find_model(scratch.tokenizer), folder)
         size = TextTokenizer.load(folder, 256, 256).backend.get_vocab_size()
-        log(f"a new BERT with the {size:,} words and pieces of {scratch.tokenizer}")
+        print_line(f"a new BERT with the {size:,} words and pieces of {scratch.tokenizer}")
     else:
         corpus = training_corpus(config)
         tokenizer = train_wordpiece(
@@ -44,7 +45,7 @@ def write_random_encoder(config: ConfigDict, folder: Path, log: Log) -> None:
         )
         save_tokenizer(tokenizer, folder, shapes.longest, scratch.lowercase)
         size = tokenizer.get_vocab_size()
-        log(f"a new BERT with {size:,} words and pieces, learned from {corpus}")
+        print_line(f"a new BERT with {size:,} words and pieces, learned from {corpus}")
     shapes = scratch_shapes(config, size)
     save_pretrained(folder, shapes, random_weights(shapes, config.seed.init))
 

@@ -177,7 +177,7 @@ def bm25(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
 def mine(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
     settings = MiningSettings(depth=9, keep=2)
     job = MiningJob(TrainingSource.open(root / "data", "train"), ("bm25",), str(out), corpus=corpus, settings=settings)
-    mine_negatives(job, progress=False)
+    mine_negatives(job)
 
 
 def generate(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
@@ -286,7 +286,7 @@ def test_mining_detects_its_training_files_once(
     data, follow = TrainingSource.open(tmp_path / "train.json"), open_concatenated(str(tmp_path / "follow.jsonl"))
     settings = MiningSettings(depth=9, keep=2)
     corpus, out = Corpus.open(root / "data"), str(tmp_path / "mined.jsonl")
-    mine_negatives(MiningJob(data, ("bm25",), out, corpus=corpus, concat=(follow,), settings=settings), progress=False)
+    mine_negatives(MiningJob(data, ("bm25",), out, corpus=corpus, concat=(follow,), settings=settings))
     for counts in (openings, samples):
         assert (counts["train.json"], counts["follow.jsonl"]) == (1, 1), counts
 
@@ -296,7 +296,7 @@ def test_mining_of_a_folder_detects_each_file_once(
 ) -> None:
     data, corpus = TrainingSource.open(root / "data", "train"), Corpus.open(root / "passages.jsonl")
     job = MiningJob(data, ("bm25",), str(tmp_path / "mined.jsonl"), corpus=corpus, settings=MiningSettings(depth=9))
-    mine_negatives(job, progress=False)
+    mine_negatives(job)
     for counts in (openings, samples):
         assert [counts[name] for name in ("train.tsv", "queries.jsonl", "corpus.jsonl")] == [1, 1, 1], counts
 

@@ -250,14 +250,14 @@ def test_a_trained_run_reports_winning_vectors(root: Path, tmp_path: Path) -> No
     train(config, tmp_path / "run", progress=False)
     options, corpus = ProbeOptions(queries=6, passages=20), Corpus.open(root / "data")
     source = EvaluationSource.open(root / "data", root / "data", "dev")
-    text = report_probe(open_run(tmp_path / "run"), source, corpus, options, progress=False)
+    text = report_probe(open_run(tmp_path / "run"), source, corpus, options)
     assert "trained for 1 steps" in text
     winners = text.partition("Which vector of a relevant passage wins")[2]
     assert "local variation (cosine): " in winners
     assert "perplexity of the winner: " in winners
     assert re.search(r"layer 2 +\d+\.\d%", winners)
     assert (tmp_path / "run/eval/data.dev.diversity.json").exists()
-    before = report_probe(open_run(root / "run"), source, corpus, options, progress=False)
+    before = report_probe(open_run(root / "run"), source, corpus, options)
     assert "before training" in before
     assert "wins" not in before
 
@@ -268,4 +268,4 @@ def test_unsupported_models_are_errors(root: Path, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", dev=2)
     source = EvaluationSource.open(data, data, "dev")
     with pytest.raises(ValueError, match=r"2 .*'dev' .*relevant"):
-        probe_layers(open_run(root / "run"), source, Corpus.open(data), ProbeOptions(), progress=False)
+        probe_layers(open_run(root / "run"), source, Corpus.open(data), ProbeOptions())

@@ -154,7 +154,7 @@ def test_a_recipe_with_warm_up_rounds_and_a_student(
     ance = {**ANCE, "rounds": 2, "mine": {**BM25, "pools": ["warm"]}}
     student = {"name": "student", "config": {"train.teacher": "ance-2", **TAUGHT}}
     stages = tiny({"name": "warm", "mine": BM25}, ance, student, train__steps=4, optimizer__learning_rate=3e-3)
-    run_recipe(stages, tmp_path / "run", evaluation(tmp_path), progress=False)
+    run_recipe(stages, tmp_path / "run", evaluation(tmp_path))
     records = {path.stem: read_with_digest(path) for path in (tmp_path / "run" / "done").glob("*.json")}
     steps = ["mine", "train", "encode", "search"]
     names = [f"{name}.{step}" for name in ("warm", "ance-1", "ance-2") for step in steps]
@@ -175,5 +175,5 @@ def test_a_recipe_with_warm_up_rounds_and_a_student(
     assert read_json(tmp_path / "run" / "student" / "data.json")["teacher"]["step"] == 8
     assert "| ance-2 |" in (tmp_path / "run" / "results.md").read_text()
     capsys.readouterr()
-    run_recipe(stages, tmp_path / "run", evaluation(tmp_path), progress=False)
+    run_recipe(stages, tmp_path / "run", evaluation(tmp_path))
     assert capsys.readouterr().out.count("already done") == len(records)

@@ -211,7 +211,7 @@ def test_the_digest_of_a_step_covers_its_inputs(tmp_path: Path, monkeypatch: pyt
         (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST, SECOND]))
         stages = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), **(keys or {})}, setup.get("match", ""))
         evaluated = EvaluationSetup(Corpus.open(on), EvaluationSource.open(on, on, split), **{"k": 10, **setup})
-        recipe = _Recipe(tmp_path, {stage.name: stage for stage in stages}, evaluated, Ledger(tmp_path), False)
+        recipe = _Recipe(tmp_path, {stage.name: stage for stage in stages}, evaluated, Ledger(tmp_path))
         recipe._outputs = {
             f"{name}.{step}": {"x.jsonl": "1"} for name in "ab" for step in ("mine", "score", "train", "encode")
         }
@@ -268,7 +268,7 @@ def test_the_identity_of_a_stage_ignores_seeds(tmp_path: Path) -> None:
         (tmp_path / "c.py").write_text(CONFIG.format(stages=[stage]))
         (only_stage,) = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), "data.dev": str(data), **keys})
         on = EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data))
-        _Recipe(tmp_path / "two", {"a": only_stage}, on, Ledger(tmp_path), False)._write_lineage(only_stage)
+        _Recipe(tmp_path / "two", {"a": only_stage}, on, Ledger(tmp_path))._write_lineage(only_stage)
         return read_json(folder / "lineage.json")["sha256"]
 
     first, moved = lineage({}), tmp_path / "elsewhere"
@@ -300,7 +300,7 @@ def two(tmp_path: Path) -> Callable[..., list[Any]]:
         source = EvaluationSource.open(**{key: values.pop(key) for key in paths})
         setup = EvaluationSetup(Corpus.open(data), source, **values)
         keys = flag_keys | {key.replace("__", "."): value for key, value in changes.items()}
-        run_recipe(read_stages(str(tmp_path / "c.py"), keys), tmp_path / "two", setup, progress=False)
+        run_recipe(read_stages(str(tmp_path / "c.py"), keys), tmp_path / "two", setup)
         return sorted((tmp_path / "two" / "done").glob("*.json"))
 
     return run
@@ -471,7 +471,7 @@ def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     stages = read_stages("c.py", {})
     on = EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data), k=10, measures=("RR@10",))
     check_recipe(stages, tmp_path / "two", on)
-    recipe = _Recipe(tmp_path / "two", {stage.name: stage for stage in stages}, on, Ledger(tmp_path), False)
+    recipe = _Recipe(tmp_path / "two", {stage.name: stage for stage in stages}, on, Ledger(tmp_path))
     assert [name for name, _ in recipe._mining_inputs(stages[0])["data"]] == ["queries.jsonl"]
     (tmp_path / "two" / "a").mkdir(parents=True)
     recipe._write_lineage(stages[0])
@@ -504,7 +504,6 @@ def test_encoded_passages_count_only_with_their_vectors(tmp_path: Path) -> None:
         {"a": stage},
         EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data)),
         Ledger(tmp_path),
-        False,
     )
     folder = tmp_path / "a" / "embeddings" / "data"
     writer = ShardWriter(folder, 4, 2, {"corpus": {"sha256": "ab", "passages": 4}})
@@ -533,9 +532,7 @@ def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> Non
     (tmp_path / "c.py").write_text(CONFIG.format(stages=[{"name": "a"}, {"name": "b"}]))
     stages = {one.name: one for one in read_stages(str(tmp_path / "c.py"), {"data.train": str(data)})}
     ledger = Ledger(tmp_path)
-    recipe = _Recipe(
-        tmp_path, stages, EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data)), ledger, False
-    )
+    recipe = _Recipe(tmp_path, stages, EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data)), ledger)
     shards = {}
     for name in stages:
         folder = tmp_path / name / "embeddings" / "data"

@@ -50,6 +50,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         encode_corpus(run, Corpus.open(data), progress=False)
         search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=20, latency=2), progress=False)
     source, corpus = EvaluationSource.open(data, data), Corpus.open(data)
-    report_diversity(open_run(root / "layers"), JudgedSource.of(source, corpus), progress=False)
-    report_probe(open_run(root / "dual"), source, corpus, ProbeOptions(split="test"), progress=False)
+    report_diversity(open_run(root / "layers"), JudgedSource.of(source, corpus))
+    report_probe(open_run(root / "dual"), source, corpus, ProbeOptions(split="test"))
     return root

@@ -69,7 +69,7 @@ def encoded_corpus(request: pytest.FixtureRequest, tmp_path: Path) -> EncodedCor
 
 def built(encoded_corpus: EncodedCorpus, factory: str, sample: int = 60, **options: Any) -> Path:
     workdir = Workdir(encoded_corpus.folder.parent.parent)
-    return index_corpus(workdir, IndexOptions(factory, sample=sample, **options), progress=False)
+    return index_corpus(workdir, IndexOptions(factory, sample=sample, **options))
 
 
 def by_hand(encoded_corpus: EncodedCorpus, queries: np.ndarray) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_recall_equals_a_brute_force(encoded_corpus: EncodedCorpus) -> None:
     assert tuple(row["parameters"] for row in manifest["recall"]["measured"]) == parameters
     assert manifest["recall"]["questions"]["count"] == 60
     queries = np.random.default_rng(2).standard_normal((40, D)).astype(np.float32)
-    recall = measure_recall(encoded_corpus, folder, RecallQueries(queries, "drawn"), parameters[::2], False)
+    recall = measure_recall(encoded_corpus, folder, RecallQueries(queries, "drawn"), parameters[::2])
     scores = by_hand(encoded_corpus, queries).astype(np.float32)
     for row in recall["measured"]:
         index = open_faiss_index(encoded_corpus, folder.name, row["parameters"])

@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     encode_corpus(run, Corpus.open(root / "data"), options=EncodeOptions(words=8, shard_rows=20), progress=False)
     (root / "gone.txt").write_text("p3\n")
     delete_passages(run.workdir.embeddings("data"), root / "gone.txt")
-    index_corpus(run.workdir, IndexOptions("seismic", sample=30), progress=False)
+    index_corpus(run.workdir, IndexOptions("seismic", sample=30))
     return run
 
 
@@ -88,7 +88,7 @@ def test_recall_is_stored_and_stated(run: Run) -> None:
 def test_an_index_of_other_vectors_or_a_damaged_one_is_refused(run: Run, tmp_path: Path) -> None:
     data = run.workdir.path.parent / "data"
     encode_corpus(run, Corpus.open(data), "other", EncodeOptions(words=8), progress=False)
-    folder = index_corpus(run.workdir, IndexOptions("seismic,n_postings=50", "few"), "other", progress=False)
+    folder = index_corpus(run.workdir, IndexOptions("seismic,n_postings=50", "few"), "other")
     (tmp_path / "gone.txt").write_text("p5\n")
     path = folder / "index.seismic"
     kept = path.read_bytes()
@@ -111,7 +111,7 @@ def test_wrong_settings_are_errors(run: Run) -> None:
         ("seismic,n_postings=0", "a whole number above 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            index_corpus(run.workdir, IndexOptions(factory), "data", progress=False)
+            index_corpus(run.workdir, IndexOptions(factory), "data")
     with pytest.raises(ValueError, match=r"must be heap_factor=NUMBER"):
         parse_settings("heap_factor=much", SEARCH_SETTINGS)
     with pytest.raises(ValueError, match=r"k_factor_rf is 0.5; .*at least 1"):

@@ -99,7 +99,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         reads = Reads(patch)
         join_job(config.mesh)
-        result = pretrain(config, workdir, False, "jaxret pretrain ...")
+        result = pretrain(config, workdir, "jaxret pretrain ...")
     assert (result.step, result.programs) == (24, 1)
     own = {key for key in flat_config(config) if not find_reader("pretraining", key)}
     assert own - reads.keys == {"pretraining.added", "train.epochs"}, "train.steps is set"
@@ -157,7 +157,7 @@ def test_the_layout_of_public_checkpoints_loads_too(run: Path, data: Path, tmp_p
     loaded, expected = (load_pretrained(folder, ignore)[1] for folder in (public, run / "model"))
     jax.tree.map(np.testing.assert_array_equal, loaded, expected)
     more = {"pretraining__method": "retromae", "encoder__checkpoint": str(public), "train__steps": 0}
-    pretrain(config_of(data, **more), tmp_path / "run", False)
+    pretrain(config_of(data, **more), tmp_path / "run")
     weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "run" / "model", run / "model")]
     assert weights[0].keys() == weights[1].keys()
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[1])
@@ -195,23 +195,23 @@ def test_logits_equal_transformers(run: Path) -> None:
 @pytest.mark.exhaustive
 def test_an_interrupted_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_path: Path) -> None:
     halves = {"pretraining__method": "cocondenser", "encoder__checkpoint": str(run / "start")}
-    pretrain(config_of(data, train__steps=12, **halves), tmp_path / "run", False)
+    pretrain(config_of(data, train__steps=12, **halves), tmp_path / "run")
     first = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
-    result = pretrain(config_of(data, **halves), tmp_path / "run", False)
+    result = pretrain(config_of(data, **halves), tmp_path / "run")
     assert result.resumed_from == 12
     for name in ("model.safetensors", PRETRAINING_HEAD, "tokenizer.json"):
         assert (tmp_path / "run" / "model" / name).read_bytes() == (run / "model" / name).read_bytes(), name
     assert first != (run / "model" / "model.safetensors").read_bytes()  # control
     assert logged(tmp_path / "run", "loss") == logged(run, "loss")
     with pytest.raises(ContractError, match=r"pretraining\.mask_rate"):
-        pretrain(config_of(data, pretraining__mask_rate=0.2, **halves), tmp_path / "run", False)
+        pretrain(config_of(data, pretraining__mask_rate=0.2, **halves), tmp_path / "run")
     with pytest.raises(ContractError, match="sha256"):
-        pretrain(config_of(write_data(tmp_path / "other", seed=1), train__steps=30, **halves), tmp_path / "run", False)
+        pretrain(config_of(write_data(tmp_path / "other", seed=1), train__steps=30, **halves), tmp_path / "run")
 
 
 def test_a_head_of_the_same_shapes_is_reused(run: Path, data: Path, tmp_path: Path) -> None:
     more = {"pretraining__method": "condenser", "encoder__checkpoint": str(run / "model"), "train__steps": 0}
-    pretrain(config_of(data, **more), tmp_path / "same", False)
+    pretrain(config_of(data, **more), tmp_path / "same")
     assert (tmp_path / "same" / "model" / PRETRAINING_HEAD).read_bytes() == (
         run / "model" / PRETRAINING_HEAD
     ).read_bytes()
@@ -261,17 +261,17 @@ def test_invalid_settings_are_errors(data: Path, tmp_path: Path) -> None:
         ({"task": "retrieval"}, "task is 'retrieval'; pre-training needs"),
     ):
         with pytest.raises(ValueError, match=re.escape(message) if "*" not in message else message):
-            pretrain(config_of(data, **{"encoder__checkpoint": str(encoder), **overrides}), tmp_path / "run", False)
+            pretrain(config_of(data, **{"encoder__checkpoint": str(encoder), **overrides}), tmp_path / "run")
     for overrides, message in (
         ({"pretraining__scratch__heads": 3}, "pretraining.scratch.heads is 3; it must divide hidden_size, 16"),
         ({"pretraining__scratch__vocabulary": 20}, "pretraining.scratch.vocabulary is 20; it must be above"),
         ({"pretraining__length": 41}, "pretraining.length is 41; it must be at most pretraining.scratch.positions, 40"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
-            pretrain(config_of(data, **overrides), tmp_path / "run", False)
+            pretrain(config_of(data, **overrides), tmp_path / "run")
     for overrides in ({"pretraining__mask_rate": 1.5}, {"pretraining__shortest": 23}, {"data__subset": 3}):
         with pytest.raises(ValueError, match=f"{next(iter(overrides)).replace('__', '.')} is"):  # no corpus was read
-            pretrain(config_of(tmp_path / "nowhere", **overrides), tmp_path / "run", False)
+            pretrain(config_of(tmp_path / "nowhere", **overrides), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -279,9 +279,9 @@ def test_the_start_is_made_again_until_the_first_checkpoint(data: Path, run: Pat
     """A job that failed may have had other settings."""
     folder = Workdir(tmp_path / "run")
     for layers in (2, 3):
-        start = write_scratch_encoder(config_of(data, pretraining__scratch__layers=layers), folder, lambda _: None)
+        start = write_scratch_encoder(config_of(data, pretraining__scratch__layers=layers), folder)
         assert read_json(start / "config.json")["num_hidden_layers"] == layers
-    write_scratch_encoder(config_of(data, pretraining__scratch__layers=3), Workdir(run), lambda _: None)
+    write_scratch_encoder(config_of(data, pretraining__scratch__layers=3), Workdir(run))
     assert read_json(run / "start" / "config.json")["num_hidden_layers"] == 2, "a run that goes on keeps its own"
 
 
@@ -335,7 +335,7 @@ def test_two_jobs_do_not_pretrain_in_one_folder(data: Path, tmp_path: Path, monk
             result = None
             for moment in ("before", "after"):
                 with pytest.raises(LockedError, match="is in use: pre-training"):
-                    pretrain(config, tmp_path / "run", progress=False)
+                    pretrain(config, tmp_path / "run")
                 seen.append((name, moment))
                 result = call(*args, **more) if moment == "before" else result
             return result
@@ -344,8 +344,8 @@ def test_two_jobs_do_not_pretrain_in_one_folder(data: Path, tmp_path: Path, monk
 
     for name in ("write_scratch_encoder", "train", "write_final_encoder"):
         trying(name)
-    assert pretrain(config, tmp_path / "run", progress=False).step == 1
+    assert pretrain(config, tmp_path / "run").step == 1
     assert len(seen) == 6
     monkeypatch.undo()
-    assert pretrain(config, tmp_path / "run", progress=False).step == 1, "the folder is whole"
+    assert pretrain(config, tmp_path / "run").step == 1, "the folder is whole"
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -359,7 +359,7 @@ def test_a_request_is_a_job(root: Path, workdir: Path, tmp_path: Path) -> None:
     )
     rerank_run(reranker, evaluated, progress=False)
     training = TrainingSource.open(data, "train", negatives)
-    score_examples(reranker, training, tmp_path / "a.jsonl", progress=False)
+    score_examples(reranker, training, tmp_path / "a.jsonl")
     sources = {"queries": data, "corpus": data, "qrels": data, "split": "dev"}
     rerank(
         RerankRequest(str(tmp_path / "b.trec"), str(workdir), run=run, **sources, k=5, tail=False, latency=0)  # type: ignore[arg-type]
@@ -386,7 +386,7 @@ def test_written_scores_train_a_retriever(
     reranker = open_reranker(workdir)
     source = str(root / "data")
     data = TrainingSource.open(source, "train", root / "train.trec")
-    pairs = score_examples(open_teacher(str(workdir), ""), data, out, progress=False)
+    pairs = score_examples(open_teacher(str(workdir), ""), data, out)
     examples = read_examples(out)
     assert pairs == len({(e.query.text, p.id) for e in examples for p in (*e.positives, *e.negatives)})
     originals = read_examples(source, "train", negatives_run=root / "train.trec")
@@ -431,7 +431,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
     assert any(len(example.positives) > 1 for example in examples)
     for source, run, targets in (("dpr.json", "", 1), (str(root / "data"), str(root / "train.trec"), 2)):
         out = tmp_path / "out.jsonl"
-        pairs = score_examples(Lengths(), TrainingSource.open(tmp_path / source, "train", run), out, progress=False)
+        pairs = score_examples(Lengths(), TrainingSource.open(tmp_path / source, "train", run), out)
         assert len(blocks) > 2
         assert sum(blocks) == pairs
         assert max(blocks) < 9 + max(len(e.positives) + len(e.negatives) for e in examples)
@@ -442,7 +442,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
             assert e.positive_scores == tuple(len(p.text) for p in e.positives)
             assert e.negative_scores == tuple(len(p.text) for p in e.negatives)
     with pytest.raises(ValueError, match=r"out.jsonl .*\(the training data\)"):
-        score_examples(Lengths(), TrainingSource.open(out), out, progress=False)
+        score_examples(Lengths(), TrainingSource.open(out), out)
 
     class Broken(Lengths):
         def __call__(self, pairs: Any, on_progress: OnProgress = ignore_progress) -> np.ndarray:
@@ -452,7 +452,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
 
     whole = out.read_bytes()
     with pytest.raises(ValueError, match=r"teacher's .*'.*' .*'.*'"):
-        score_examples(Broken(), TrainingSource.open(tmp_path / "dpr.json"), out, progress=False)
+        score_examples(Broken(), TrainingSource.open(tmp_path / "dpr.json"), out)
     assert out.read_bytes() == whole
 
 
