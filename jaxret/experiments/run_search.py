@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from jaxret.experiments.search_files import search_files, show_answer
+from jaxret.experiments.answer_question import show_answer
 from jaxret.experiments.search_job import SearchJob
-from jaxret.experiments.search_sizes import search_sizes
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.runs.ray_cluster import ray_workers
 from jaxret.runs.run import Run, open_run
@@ -43,6 +42,9 @@ def run_search(
 
 
 def _search_queries(run: Run, job: SearchJob, options: SearchOptions) -> None:
+    from jaxret.experiments.search_files import search_files  # a question needs nothing of evaluation
+    from jaxret.experiments.search_sizes import search_sizes
+
     step = "" if job.checkpoint == "best" else f"step-{run.checkpoint['step']}"
     evaluation = replace(job.evaluation, label=job.evaluation.label or step)
     if job.sizes:

@@ -1,16 +1,12 @@
-"""Search an encoded corpus for the queries of files, or for one question: `jaxret search`."""
+"""Search an encoded corpus for the queries of files: `jaxret search --queries`."""
 
 from __future__ import annotations
 
-import textwrap
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxret.data.record_checks import check_question
-from jaxret.data.records import Passage
 from jaxret.evaluation.metrics import Evaluation
+from jaxret.experiments.answer_question import describe_passages, search_kind
 from jaxret.experiments.evaluate_search import (
     EvaluationPlan,
     Retrieved,
@@ -21,10 +17,8 @@ from jaxret.experiments.evaluate_search import (
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.shards import ShardError, read_manifest
-from jaxret.parallel.events import emit
+from jaxret.index.shards import read_manifest
 from jaxret.parallel.progress import print_line
-from jaxret.runs.mismatch import ContractError
 from jaxret.runs.provenance import make_provenance
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings
@@ -132,62 +126,9 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
     return replace(outcome, rankings=treat_self_matches(plan, outcome.rankings))
 
 
-def describe_passages(searcher: Searcher) -> str:
-    """Return the passages that are searched, such as "12 of 57,578 passages, those with section:python"."""
-    rows, passages = searcher.encoded_corpus.total_rows, searcher.encoded_corpus.corpus_identity["passages"]
-    clause = " that documents are ranked by" * searcher.max_passage
-    if not searcher.filters:
-        return f"{passages:,} passages{clause}"
-    return f"{rows:,} of {passages:,} passages{clause}, those with {' '.join(searcher.filters)}"
-
-
-def search_kind(searcher: Searcher) -> str:
-    """Return "approximate search" or "exact search"."""
-    return "approximate search" if searcher.generator or searcher.index else "exact search"
-
-
 def describe_proof(result: SearchResult) -> str:
     """Return a line on the work that proved that a result is exact."""
     queries, width = result.rows.shape
     deeper = f"; {result.rounds[1]:,} queries looked deeper" if len(result.rounds) > 1 else ""
     candidates = result.scored_pairs / queries
     return f"proven: {candidates:,.0f} candidates a query scored exactly for the best {width}{deeper}"
-
-
-def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True) -> None:
-    """Print the best passages for a question.
-
-    Args:
-        searcher: searches the corpus.
-        question: text of the question.
-        k: number of passages.
-        progress: whether progress is printed.
-    """
-    start = time.perf_counter()
-    outcome = searcher.search([check_question(question)], k, progress)
-    if not searcher.group.leads:
-        return
-    ranking = outcome.rankings["0"]
-    passages: dict[str, Passage] = {}
-    try:
-        passages = searcher.passages({passage for passage, _ in ranking})
-    except (FileNotFoundError, ContractError, ShardError) as error:
-        print(error)
-    seconds = time.perf_counter() - start
-    print(f"{question}   ({search_kind(searcher)} of {describe_passages(searcher)}, {seconds:.3f} s)")
-    print_ranking(ranking, passages)
-    hits = []
-    for rank, (key, score) in enumerate(ranking, 1):
-        passage = passages.get(key)  # None if texts cannot be read
-        texts = {"title": passage.title, "text": passage.text} if passage else {"title": None, "text": None}
-        hits.append({"rank": rank, "id": key, "score": score, **texts})
-    emit("hits", question=question, exact=search_kind(searcher).startswith("exact"), seconds=seconds, hits=hits)
-
-
-def print_ranking(ranking: Sequence[tuple[str, float]], passages: Mapping[str, Passage]) -> None:
-    """Print a line for each passage: rank, score, title, and the beginning of the text."""
-    for rank, (key, score) in enumerate(ranking, 1):
-        passage = passages.get(key)
-        title = (passage.title or key) if passage else key
-        text = textwrap.shorten(passage.text, 90, placeholder=" ...") if passage else ""
-        print(f"{rank:3d}. {score:8.4f}  {title:<36} {text}")

@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any, TypeVar
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxret.parallel.first_process import is_first_process
 from jaxret.parallel.metrics_file import report_progress
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 T = TypeVar("T")
 
@@ -53,7 +54,12 @@ def print_line(text: str) -> None:
     """Print a line above the bar in the first process. It is flushed, so that the log of a background job has it at
     once."""
     if not _settings["quiet"] and is_first_process():
-        tqdm.write(text)
+        if "tqdm" in sys.modules:  # a bar may be on the screen
+            from tqdm import tqdm
+
+            tqdm.write(text)
+        else:
+            print(text)
         sys.stdout.flush()
 
 
@@ -69,6 +75,8 @@ def _bar_class() -> type[tqdm[Any]]:
         from tqdm.notebook import tqdm_notebook
 
         return tqdm_notebook
+    from tqdm import tqdm  # the import takes a hundredth of a second, which most commands do not need
+
     return tqdm
 
 
@@ -161,6 +169,8 @@ class Progress:
 
     def _write_line(self, how: str) -> None:
         """Write "2026-01-31 12:00:00 encode: 1,024 of 4,096 texts (25%) for 0:01:00, 17.1 text/s, 0:03:00 left"."""
+        from tqdm import tqdm
+
         seconds = time.monotonic() - self._start_time
         rate = (self.done - self._first) / max(seconds, 1e-9)
         parts = [f"{self.name}: {self.done:,}"]

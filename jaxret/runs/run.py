@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias
 
 import jax
+from flax import traverse_util
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors.numpy import save
@@ -30,7 +31,7 @@ from jaxret.models.lora import BASE, cast_base, make_adapters, merge_adapters, w
 from jaxret.models.model import Model, ModelT, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever import RetrieverModel, encoder_config, make_retriever_model
-from jaxret.parallel.mesh import make_mesh, place_leaf, shardings
+from jaxret.parallel.mesh import make_mesh, map_with_names, place_leaf, shardings
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.base_weights import encoder_of_base, read_base
 from jaxret.runs.contract import DIMENSION, make_contract, of_whole_vectors, require_same_contract
@@ -43,6 +44,7 @@ from jaxret.storage.checkpoint import CheckpointError, Checkpoints
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Params
+from jaxret.version import __version__
 
 LESS_IS_BETTER = ("nll", "average_rank")  # metrics of validation for which a lower value is better
 
@@ -345,26 +347,65 @@ def open_model(
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # training may have had more devices
     with open_checkpoints(folder, config) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint, folder)
-        params = restore_trained(checkpoints, step, config, model, mesh)
+        params = restore_trained(checkpoints, step, folder, config, model, mesh)
         record = {"step": step, "digest": checkpoints.params_digest(step)}
     contract = make_contract(model, tokenizer, folder.encoder)
     run = OpenedRun(folder, config, model, tokenizer, params, contract, record, mesh)
     return replace(run, params=merged_parameters(run)) if config.lora.rank else run
 
 
-def restore_trained(checkpoints: Checkpoints, step: int, config: ConfigDict, model: Model, mesh: Mesh) -> Params:
+def trained_shapes(config: ConfigDict, model: Model) -> Params:
+    """Return the shapes and types of the parameters in a run's checkpoints, which do not include the base of a run with
+    adapters. `model` is without adapters."""
+    shapes = parameter_shapes(with_adapters(model, config.lora))
+    return divide_parameters(shapes, BASE)[0] if config.lora.rank else shapes
+
+
+def record_shapes(workdir: Workdir, config: ConfigDict, model: Model) -> None:
+    """Write `trained_shapes` to parameters.json, so that `open_run` does not trace the model."""
+    arrays: dict[str, Any] = {}
+    map_with_names(
+        lambda name, leaf: arrays.update({name: {"dtype": leaf.dtype.name, "shape": list(leaf.shape)}}),
+        trained_shapes(config, model),
+    )
+    record = {"jaxret": __version__, "parameters": arrays}
+    if not workdir.parameters.exists() or read_json(workdir.parameters) != record:
+        write_sealed(workdir, {workdir.parameters: record})
+
+
+def stored_shapes(workdir: Workdir) -> Params | None:
+    """Return the shapes and types in parameters.json; None if the file is missing, or another version of jaxret wrote
+    it, whose models may have had other arrays. Raises ContractError if it is damaged."""
+    if not workdir.parameters.exists():
+        return None
+    record = read_json(workdir.parameters)
+    try:
+        if record["jaxret"] != __version__:
+            return None
+        arrays = {
+            name: jax.ShapeDtypeStruct(array["shape"], array["dtype"]) for name, array in record["parameters"].items()
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ContractError(
+            f"{workdir.parameters} is damaged: it has no shapes of parameters; restore or delete it"
+        ) from error
+    return traverse_util.unflatten_dict(arrays, sep="/")
+
+
+def restore_trained(
+    checkpoints: Checkpoints, step: int, workdir: Workdir, config: ConfigDict, model: Model, mesh: Mesh
+) -> Params:
     """Return the parameters of a checkpoint, which do not include the base of a run with adapters.
 
     Args:
         checkpoints: the checkpoints of the run.
         step: step of the checkpoint.
+        workdir: folder of the run.
         config: config of the run.
         model: model without adapters.
         mesh: the devices.
     """
-    shapes = parameter_shapes(with_adapters(model, config.lora))
-    if config.lora.rank:
-        shapes, _ = divide_parameters(shapes, BASE)
+    shapes = stored_shapes(workdir) or trained_shapes(config, model)
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -385,7 +426,8 @@ def merged_parameters(run: OpenedRun[Any]) -> Params:
 def trained_parameters(run: OpenedRun[Any]) -> Params:
     """Return the parameters in the checkpoint of an opened run with adapters, adapters and head, on the host."""
     with open_checkpoints(run.workdir, run.config) as checkpoints:
-        return jax.device_get(restore_trained(checkpoints, run.checkpoint["step"], run.config, run.model, run.mesh))
+        step = run.checkpoint["step"]
+        return jax.device_get(restore_trained(checkpoints, step, run.workdir, run.config, run.model, run.mesh))
 
 
 def base_encoders(run: OpenedRun[Any]) -> Params:

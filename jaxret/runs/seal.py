@@ -1,8 +1,8 @@
 """The seal of a run: digests of the files that decide its results or record their origin, to detect edits and damage.
 
-seal.json has digests of the values in config.json, contract.json, data.json and env.json (indentation does not count),
-of the bytes of history.jsonl and of every file in encoder/, and of itself. Whoever deletes it accepts the files as they
-are: opening the run then prints a warning on stderr, and resuming it writes a new seal.
+seal.json has digests of the values in config.json, contract.json, data.json, env.json and parameters.json (indentation
+does not count), of the bytes of history.jsonl and of every file in encoder/, and of itself. Whoever deletes it accepts
+the files as they are: opening the run then prints a warning on stderr, and resuming it writes a new seal.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _write(workdir: Workdir, files: Mapping[str, list[str | None]]) -> None:
 
 
 def _sealed(workdir: Workdir) -> list[Path]:
-    records = (workdir.config, workdir.contract, workdir.data, workdir.environment, workdir.history)
+    records = (workdir.config, workdir.contract, workdir.data, workdir.environment, workdir.parameters, workdir.history)
     encoder = sorted(path for path in workdir.encoder.glob("*") if path.is_file() and not path.name.startswith("."))
     return [path for path in records if path.exists()] + encoder
 

@@ -1,7 +1,7 @@
 """The paths of all files of a run. No other module contains these paths.
 
-<workdir>/config.json  history.jsonl  contract.json  data.json  env.json  seal.json  encoder/
-          checkpoints/<step>/  metrics.jsonl  tensorboard/  profile/  trackers.json  .lock  .lock.json
+<workdir>/config.json  history.jsonl  contract.json  data.json  env.json  parameters.json  seal.json
+          encoder/  checkpoints/<step>/  metrics.jsonl  tensorboard/  profile/  trackers.json  .lock  .lock.json
           embeddings/<corpus>/  encoding/<corpus>.json  runs/<dataset>.trec  eval/<dataset>.json  warnings/<job>.json
 """
 
@@ -76,6 +76,11 @@ class Workdir:
     @property
     def environment(self) -> Path:
         return self.path / "env.json"
+
+    @property
+    def parameters(self) -> Path:
+        """Return the path of the names, shapes and types of the arrays in a checkpoint."""
+        return self.path / "parameters.json"
 
     @property
     def seal(self) -> Path:

@@ -41,7 +41,7 @@ _UNFINISHED = ".unfinished"  # folder of the saves that have no number yet
 _DAMAGED = "damaged-"  # prefix of a checkpoint that was set aside
 _LOOKS = 5  # at the checkpoints in a bucket, until all processes see the same ones
 _SAMPLE_BYTES = 64 << 20  # of the largest leaf that is read back
-_DIGEST_WORDS = 1 << 14  # that NumPy digests at a time: in a core's cache, and malloc keeps pieces of this size
+_DIGEST_WORDS = 1 << 15  # that NumPy digests at a time: in a core's cache, and malloc keeps pieces of this size
 
 
 class CheckpointError(ValueError):
@@ -95,14 +95,18 @@ def _host_digest(leaf: np.ndarray) -> np.ndarray:
     flat = np.ascontiguousarray(leaf).reshape(-1)
     words = flat.view({4: np.uint32, 2: np.uint16}[flat.itemsize]) if flat.itemsize in (2, 4) else flat
     digest, first = np.zeros(2, np.uint32), np.arange(_DIGEST_WORDS, dtype=np.uint32)
+    first_weights = (2 * first + 1) * np.uint32(0x9E3779B1)
     for start in range(0, len(words), _DIGEST_WORDS):
         block = words[start : start + _DIGEST_WORDS].astype(np.uint32, copy=False)
-        index = first[: len(block)] + np.uint32(start & 0xFFFFFFFF)
-        hashed_words = (block ^ (block >> 15)) * np.uint32(0x85EBCA6B)
-        hashed_words = (hashed_words ^ (hashed_words >> 13) ^ index) * np.uint32(0xC2B2AE35)
+        weights = first_weights[: len(block)] + np.uint32(2 * start * 0x9E3779B1 & 0xFFFFFFFF)
+        hashed_words = block >> 15
+        hashed_words ^= block
+        hashed_words *= np.uint32(0x85EBCA6B)
+        hashed_words ^= hashed_words >> 13
+        hashed_words ^= first[: len(block)] + np.uint32(start & 0xFFFFFFFF)
+        hashed_words *= np.uint32(0xC2B2AE35)
         hashed_words ^= hashed_words >> 16
-        weight = (2 * index + 1) * np.uint32(0x9E3779B1)
-        digest += np.array([np.sum(block * weight, dtype=np.uint32), np.sum(hashed_words, dtype=np.uint32)])
+        digest += np.array([np.einsum("i,i->", block, weights), np.sum(hashed_words, dtype=np.uint32)])
     return digest
 
 

@@ -55,7 +55,7 @@ from jaxret.parallel.progress import Progress
 from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
-from jaxret.runs.run import base_of_run, create_run, open_checkpoints
+from jaxret.runs.run import base_of_run, create_run, open_checkpoints, record_shapes
 from jaxret.runs.run_warnings import RunWarning, keep_warnings
 from jaxret.runs.trackers import tracker_names
 from jaxret.runs.workdir import Workdir
@@ -165,6 +165,8 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
         if state is None:
             state = resume_state(job, data, optimization, checkpoints)
         start = checkpoints.last()
+        if jax.process_index() == 0:
+            record_shapes(job.workdir, config, job.model)
         state = replace(state, teacher=teacher)
         tracking = tracker_names(config.train.trackers), config.train.tracker_project
         with closing(MetricsLog(job.workdir, first if start is None else start, callback, *tracking)) as metrics_log:

@@ -10,11 +10,12 @@ import pytest
 
 import jaxret
 from jaxret.data.formats import Corpus
+from jaxret.experiments.answer_question import show_answer
 from jaxret.experiments.build_index import index_corpus
 from jaxret.experiments.compare_runs import compare_runs
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.search_files import search_files, show_answer
+from jaxret.experiments.search_files import search_files
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions

@@ -157,6 +157,7 @@ FLIPS: dict[str, tuple[int, tuple[str, ...]]] = {
     "config.json": (12, OPENED),
     "contract.json": (8, OPENED),
     "data.json": (8, OPENED),
+    "parameters.json": (8, OPENED),
     "seal.json": (8, OPENED),
     "encoder/config.json": (16, OPENED),
     "encoder/tokenizer.json": (10, OPENED),

@@ -23,11 +23,12 @@ from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import TASK
 from jaxret.evaluation.answers import has_answer
 from jaxret.evaluation.metrics import evaluate
+from jaxret.experiments.answer_question import show_answer
 from jaxret.experiments.evaluation_measures import measures_for
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.explain import explain, open_as_encoded, stored_passage
-from jaxret.experiments.search_files import search_files, show_answer
+from jaxret.experiments.search_files import search_files
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
