@@ -20,12 +20,12 @@ _ON_ERROR = shared_flags.on_error()
 
 
 def main(source: str, folder: str) -> None:
-    from jaxret.data.formats import Policy
+    from jaxret.data.formats import DataSource, Policy
     from jaxret.data.formats.build_data_set import build_data_set
     from jaxret.parallel.events import emit
 
     policy = Policy(_ON_ERROR.value)
-    conversion = build_data_set(source, folder, _VERSION.value, _SPLIT.value, policy)
+    conversion = build_data_set(DataSource.open(source), folder, _VERSION.value, _SPLIT.value, policy)
     print(conversion)
     emit("conversion", source=conversion.source, records=conversion.records, lost=conversion.losses)
     if policy.report():

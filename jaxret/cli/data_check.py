@@ -27,6 +27,7 @@ def main(source: str) -> None:
     if _LENGTHS.present and not _TOKENIZER.value:
         raise ValueError("--lengths are limits in tokens, which only a --tokenizer can count: give one")
     from jaxret.data.dataset_check import load_uncut_tokenizer, print_data_check
+    from jaxret.data.formats import DataSource
     from jaxret.models.encoders.pretrained import find_model, resolve_encoder
     from jaxret.models.encoders.sentence_transformers import title_separator
 
@@ -34,4 +35,4 @@ def main(source: str) -> None:
     if model := _TOKENIZER.value:
         encoder = resolve_encoder(model, weights=False)
         tokenizer = load_uncut_tokenizer(encoder, title_separator(find_model(model)))
-    print_data_check(source, tokenizer, [int(limit) for limit in _LENGTHS.value], _ON_ERROR.value)
+    print_data_check(DataSource.open(source), tokenizer, [int(limit) for limit in _LENGTHS.value], _ON_ERROR.value)

@@ -21,14 +21,14 @@ _ON_ERROR = shared_flags.on_error()
 
 
 def main(source: str, destination: str) -> None:
-    from jaxret.data.formats import Policy
+    from jaxret.data.formats import DataSource, Policy
     from jaxret.data.formats.convert import convert_data
     from jaxret.parallel.events import emit
     from jaxret.storage.atomic import require_parent
 
     require_parent(destination, "DST")
     policy = Policy(_ON_ERROR.value)
-    conversion = convert_data(source, destination, _TO.value, _SPLIT.value, _ROLE.value, policy)
+    conversion = convert_data(DataSource.open(source), destination, _TO.value, _SPLIT.value, _ROLE.value, policy)
     print(conversion)
     emit("conversion", source=conversion.source, records=conversion.records, lost=conversion.losses)
     if policy.report():

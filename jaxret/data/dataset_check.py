@@ -8,38 +8,28 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
+    Corpus,
+    DataSource,
     JudgementSource,
     QuerySource,
-    describe_source,
-    detect_file,
+    RankingSource,
+    TrainingSource,
     hash_id,
     is_named,
-    read_examples,
+    open_role,
     read_judged_queries,
-    read_judgements,
-    read_queries,
 )
-from jaxret.data.formats.corpus import Corpus
-from jaxret.data.formats.detect import parse_source, role_by_name, source_path
+from jaxret.data.formats.detect import role_by_name
 from jaxret.data.formats.format import content_id
-from jaxret.data.formats.rankings import detect_run, read_run
 from jaxret.data.formats.set_folders import is_folder_of_sets, list_sets
-from jaxret.data.formats.source_layout import (
-    examples_path,
-    has_judgements,
-    has_passages,
-    is_folder,
-    list_splits,
-    query_paths,
-)
-from jaxret.data.lines import PathLike
 from jaxret.data.record_checks import question_key
-from jaxret.data.records import Example, Judgement, Passage, Query
+from jaxret.data.records import Judgement, Passage, Query
 from jaxret.data.tokens.tokenizer import SEPARATOR, TextTokenizer
 from jaxret.parallel.events import emit
 from jaxret.types import Ragged
@@ -67,7 +57,7 @@ class ListingPolicy(Policy):
 class DataCheck:
     """The report of one data set."""
 
-    source: str
+    source: DataSource
     tokenizer: TextTokenizer | None  # counts tokens; None: words are counted
     lengths: Sequence[int]  # length limits in tokens, for the shares of texts that they would cut
     # Its `errors` are those of all bad records and of the unreadable files
@@ -90,48 +80,49 @@ class DataCheck:
             self.add_line(f"{name}: cannot be read")
 
 
-def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = CUT_LENGTHS) -> DataCheck:
+def check_data(
+    source: DataSource, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = CUT_LENGTHS
+) -> DataCheck:
     """Read a folder or file to its end, and return the report of all errors. Raises DataError only if it is not a data
     set."""
     check = DataCheck(source, tokenizer, lengths)
-    path = source_path(source)
-    if is_folder_of_sets(path):
-        for members in list_sets(path).values():
+    if is_folder_of_sets(source.path):
+        for members in list_sets(source.path).values():
             for folder in members.values():
-                member = check_data(_in_format(source, folder), tokenizer, lengths)
+                member = check_data(source.member(folder), tokenizer, lengths)
                 check.lines += [*([""] if check.lines else []), *member.lines]
                 check.policy.errors += member.policy.errors
                 check.unreadable += member.unreadable
                 for kind, locations in member.policy.notes.items():
                     check.policy.notes.setdefault(kind, set()).update(locations)
         return check
-    if is_folder(path):
-        _folder(check, path)
+    if source.is_folder:
+        _folder(check)
         return check
-    file = detect_file(source)
+    file = source.file()
     roles = file.format.roles()
     if file.format.titles:  # the content does not show whether these are passages or queries
-        role = role_by_name(path)
-        check.add_line(f"{source}: {describe_source(source, role)}, going by the name")
+        role = role_by_name(source.path)
+        check.add_line(f"{source}: {source.file(role)}, going by the name")
         roles = [role]
     else:
         check.add_line(f"{source}: {file}, which gives {', '.join(roles)}")
+    readers: dict[str, Callable[[DataCheck, Any], Any]]
     readers = {"passages": _passages, "queries": _queries, "judgements": _judgements, "rankings": _rankings}
     if "examples" in roles:
-        check.attempt("examples", lambda: _examples(check, read_examples(source, None, check.policy, targets=False)))
+        check.attempt("examples", lambda: _examples(check, TrainingSource.of(source), "examples"))
         roles = ["passages"] if file.format.examples else []
     for role in roles:
-        check.attempt(role, lambda read=readers[role]: read(check, source))  # type: ignore[misc]
+        check.attempt(role, lambda role=role: readers[role](check, open_role(source, role)))  # type: ignore[misc]
     return check
 
 
 # Files
 
 
-def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
+def _passages(check: DataCheck, corpus: Corpus) -> np.ndarray:
     """Report counts, lengths and duplicates of a corpus, with 24 bytes of memory for each passage. Return the hashes of
     its ids, sorted."""
-    corpus = Corpus.open(source)
     ids, texts, first_error = array("Q"), array("Q"), len(check.policy.errors)
     first_read = ""
 
@@ -177,8 +168,8 @@ def _by_line(error: DataError) -> tuple[int, str]:
     return (line, "") if isinstance(line, int) else (0, str(line))
 
 
-def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
-    queries = read_queries(source, check.policy)
+def _queries(check: DataCheck, source: QuerySource, name: str = "queries") -> None:
+    queries = source.read(check.policy)
     check.counts["queries"] = len(queries)
     with_answers = sum(bool(query.answers) for query in queries)
     texts = np.array([hash_id(question_key(query.text)) for query in queries], np.uint64)
@@ -188,8 +179,8 @@ def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
     _log_lengths(check, "queries", lengths)
 
 
-def _judgements(check: DataCheck, source: PathLike) -> None:
-    _log_judgements(check, read_judgements(source, None, check.policy), "judgements")
+def _judgements(check: DataCheck, source: JudgementSource) -> None:
+    _log_judgements(check, source.read(check.policy), "judgements")
 
 
 def _log_judgements(check: DataCheck, judgements: Sequence[Judgement], name: str) -> None:
@@ -204,16 +195,14 @@ def _log_judgements(check: DataCheck, judgements: Sequence[Judgement], name: str
         check.add_line(f"  {len(queries) - len(relevant):,} queries have no relevant passage")
 
 
-def _rankings(check: DataCheck, source: PathLike, name: str = "rankings") -> None:
-    rankings, scores = (
-        read_run(source, check.policy),
-        ", ranks without scores" * detect_run(source).format.without_scores,
-    )
+def _rankings(check: DataCheck, source: RankingSource, name: str = "rankings") -> None:
+    rankings, scores = source.read(check.policy), ", ranks without scores" * source.without_scores
     depths = [len(ranking) for ranking in rankings.values()] or [0]
     check.add_line(f"{name}: of {len(rankings):,} queries, {min(depths):,} to {max(depths):,} passages each{scores}")
 
 
-def _examples(check: DataCheck, examples: Sequence[Example], name: str = "examples") -> None:
+def _examples(check: DataCheck, source: TrainingSource, name: str) -> None:
+    examples = source.read(check.policy, targets=False)
     positives, negatives = (
         sum(len(getattr(example, side)) for example in examples) for side in ("positives", "negatives")
     )
@@ -240,47 +229,48 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
 # Folders
 
 
-def _folder(check: DataCheck, folder: Path) -> None:
-    source, splits = check.source, list_splits(folder)
-    ids = [np.zeros(0, np.uint64)]
-    if has_passages(folder) or not _has_questions(folder):
-        check.add_line(f"{source}: {describe_source(source, 'passages')}; splits: {', '.join(splits) or 'none'}")
-        check.attempt("passages", lambda: ids.append(_passages(check, source)))
+def _folder(check: DataCheck) -> None:
+    source, layout = check.source, check.source.layout
+    splits, ids = layout.list_splits(), [np.zeros(0, np.uint64)]
+    if layout.find_passages() or not _has_questions(source):
+        corpus = Corpus.of(source)
+        check.add_line(f"{source}: {corpus.file}; splits: {', '.join(splits) or 'none'}")
+        check.attempt("passages", lambda: ids.append(_passages(check, corpus)))
     else:
-        check.add_line(f"{source}: {describe_source(source, 'queries')}; no passages")
-    for path in query_paths(folder):
-        check.attempt("queries", lambda path=path: _queries(check, _in_format(source, path), _short_path(path)))  # type: ignore[misc]
+        check.add_line(f"{source}: {QuerySource.of(source).describe()}; no passages")
+    for path in layout.list_queries():
+        member = source.member(path)
+        check.attempt("queries", lambda it=member: _queries(check, QuerySource.of(it), _short_path(it.path)))  # type: ignore[misc]
     judgements_by_split: dict[str, list[Judgement]] = {}
     texts: dict[str, dict[str, str]] = {}
     for split in splits:
-        check.attempt(f"split {split}", lambda split=split: _split(check, folder, split, judgements_by_split, texts))  # type: ignore[misc]
+        check.attempt(f"split {split}", lambda split=split: _split(check, split, judgements_by_split, texts))  # type: ignore[misc]
     for split, judgements in judgements_by_split.items():
         _log_dangling(check, split, judgements, ids[-1], texts[split].keys())
     _leaks(check, judgements_by_split, texts)
 
 
-def _has_questions(folder: Path) -> bool:
+def _has_questions(source: DataSource) -> bool:
     try:
-        return bool(query_paths(folder))
+        return bool(source.layout.list_queries())
     except DataError:
         return False
 
 
 def _split(
     check: DataCheck,
-    folder: Path,
     split: str,
     judgements_by_split: dict[str, list[Judgement]],
     texts: dict[str, dict[str, str]],
 ) -> None:
-    file = examples_path(folder, split)
-    gives = detect_file(_in_format(check.source, file)).format.gives if file else lambda role: False
-    if file and gives("rankings") and not gives("judgements") and not has_judgements(folder, split):
-        return _rankings(check, _in_format(check.source, file), f"rankings of {split} ({file.name})")
-    if file and gives("examples"):
-        examples = read_examples(check.source, split, check.policy, targets=False)
-        _examples(check, examples, f"examples of {split} ({file.name})")
-    sources = QuerySource.open(check.source, split), JudgementSource.open(check.source, split)
+    source = check.source
+    if path := source.layout.find_examples(split):
+        gives = source.detect(path).format.gives
+        if gives("rankings") and not gives("judgements") and not source.layout.find_judgements(split):
+            return _rankings(check, RankingSource.of(source.member(path)), f"rankings of {split} ({path.name})")
+        if gives("examples"):
+            _examples(check, TrainingSource.of(source, split), f"examples of {split} ({path.name})")
+    sources = QuerySource.of(source, split), JudgementSource.of(source, split)
     queries, records = read_judged_queries(*sources, check.policy, judged=False)
     texts[split] = {query.id: question_key(query.text) for query in queries}
     judgements_by_split[split] = [judgement for _, judgement in records]
@@ -289,12 +279,6 @@ def _split(
 
 def _short_path(path: Path) -> str:
     return "/".join(path.parts[-2:]) if is_named(path) else path.name
-
-
-def _in_format(source: str, path: Path) -> str:
-    """Return a file of a source as a source, with the format that the source forces."""
-    name, _ = parse_source(source)
-    return f"{name}:{path}" if name else str(path)
 
 
 def _log_dangling(
@@ -373,7 +357,7 @@ def _log_lengths(check: DataCheck, name: str, lengths: np.ndarray) -> None:
 
 
 def print_data_check(
-    source: str, tokenizer: TextTokenizer | None, lengths: Sequence[int], on_error: str = "error"
+    source: DataSource, tokenizer: TextTokenizer | None, lengths: Sequence[int], on_error: str = "error"
 ) -> DataCheck:
     """Print the description and every bad record; return the report.
 
@@ -400,7 +384,7 @@ def print_data_check(
     for error in errors:
         print(f"bad: {error}")
     problems = list(map(str, check.policy.errors))
-    emit("data", source=source, lines=check.lines, notes=list(check.policy.describe_notes()), problems=problems)
+    emit("data", source=str(source), lines=check.lines, notes=list(check.policy.describe_notes()), problems=problems)
     if errors:
         raise ValueError(f"{source}: {len(errors):,} bad records, listed above")
     return check

@@ -61,8 +61,9 @@ def write_judgement_sets(
     require_folder_kind(Path(out), JUDGEMENTS)
     paths = [Path(out) / f"qrels.{name}.tsv" for name in SETS]
     # Other files of the folder are no inputs: they may be outputs of an earlier call, which are replaced.
+    sources = [("the judgements", source.data.member(source.file.path)) for source in (train, qrels)]
     for path in paths:
-        require_other_output(path, [("the judgements", source.file.path) for source in (train, qrels)])
+        require_other_output(path, sources)
     training_passages = {judgement.passage_id for judgement in train.read(policy) if judgement.relevance > 0}
     if not training_passages:
         raise ValueError(f"{train} has no relevant passage; give training data with judgements")

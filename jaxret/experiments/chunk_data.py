@@ -9,10 +9,9 @@ from pathlib import Path
 from jaxret.data.chunks import ChunkOptions, split_passage, split_passages
 from jaxret.data.errors import Policy
 from jaxret.data.formats import Corpus, TrainingSource
-from jaxret.data.formats.detect import source_path
+from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.source_layout import is_folder
 from jaxret.data.formats.writers import WRITERS
 from jaxret.data.formats.writing import write_records
 from jaxret.data.lines import PathLike
@@ -32,8 +31,9 @@ class ChunkCounts:
 def open_texts(source: PathLike) -> Corpus | TrainingSource:
     """Return the training records of a file, or the corpus of a folder or of another file. Raises DataError if the
     source has neither."""
-    records = None if is_folder(source_path(source)) else TrainingSource.find(source, "")
-    return records or Corpus.open(source)
+    data = DataSource.open(source)
+    records = None if data.is_folder else TrainingSource.find(data, "")
+    return records or Corpus.of(data)
 
 
 def chunk_data(
@@ -56,7 +56,7 @@ def chunk_data(
         ValueError: a training record has no answers, no record is left, or the output is a file of the source.
     """
     policy = policy or Policy()
-    require_other_output(out, [("what is split", source.source)])
+    require_other_output(out, [("what is split", source.data)])
     counts = ChunkCounts()
     if isinstance(source, TrainingSource):
         records = _chunk_examples(source, source.read(policy, targets=False), options, counts)

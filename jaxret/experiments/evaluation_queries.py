@@ -14,9 +14,7 @@ from jaxret.data.formats import (
     is_named,
     read_judged_queries,
     source_name,
-    source_path,
 )
-from jaxret.data.formats.source_layout import has_judgements
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Query
@@ -98,7 +96,7 @@ class EvaluationSource:
         """Whether a folder has the queries of all splits in one file, so that only judgements select a split."""
         if self.judgements or self.split or not self._is_disk_folder:
             return False
-        return has_judgements(source_path(self.queries.source), self.queries.split or "")
+        return self.queries.data.layout.find_judgements(self.queries.split or "") is not None
 
     @property
     def _is_disk_folder(self) -> bool:

@@ -11,9 +11,10 @@ from typing import Any
 
 from jaxret.configs.options import given_fields
 from jaxret.data.errors import Location, Policy
-from jaxret.data.formats import read_judgements, read_run, write_run
+from jaxret.data.formats import read_judgements, write_run
+from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.rankings import run_files
+from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.records import Judgement, Query, Rankings
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text
 from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try
@@ -84,7 +85,8 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     # Before the work: a mistyped path is an error at once.
     evaluation_queries = read_evaluation_queries(job.source, Policy()) if job.source else None
     tune_judgements = list(read_judgements(job.tune_qrels, job.tune_split)) if job.tune_runs else []
-    runs = [_read_rankings(run, job.removes_self_matches) for run in job.runs]
+    sources = list(map(RankingSource.open, job.runs))
+    runs = [_read_rankings(source, job.removes_self_matches) for source in sources]
     _report_missing(job.runs, runs)
     weights, tuning_record = _choose_weights(job, tune_judgements)
     rankings = fuse(runs, job.method, weights, job.k)
@@ -96,7 +98,7 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     names = [Path(run).stem for run in job.runs]
     if len(set(names)) < len(names):  # files of one name in several folders
         names = list(job.runs)
-    files = {shown_message(str(run)): sha256_file(file) for run in job.runs for file in run_files(run)}
+    files = {shown_message(str(run)): sha256_file(file) for run in sources for file in run.files}
     provenance = {"runs": files, "weights": list(weights), **tuning_record}
     return _write_evaluation(job, dict(zip(names, runs, strict=True)), rankings, provenance, evaluation_queries)
 
@@ -180,11 +182,11 @@ def tune_systems(
     )
 
 
-def _read_rankings(path: str, remove: bool) -> Rankings:
+def _read_rankings(source: RankingSource, remove: bool) -> Rankings:
     """Read a run, without self-matches if `remove` is set. Raises DataError if it has no rankings."""
-    if rankings := read_run(path):
+    if rankings := source.read():
         return without_self_matches(rankings, max(map(len, rankings.values()))) if remove else rankings
-    raise Location(run_files(path)[0]).error("empty run", "it has no rankings", "give a run with rankings")
+    raise Location(source.files[0]).error("empty run", "it has no rankings", "give a run with rankings")
 
 
 def _report_missing(names: Sequence[str], runs: Sequence[Rankings]) -> None:
@@ -225,10 +227,11 @@ def _check_job(job: FuseJob) -> None:
         raise ValueError("--measures needs --qrels, or --tune: without judgements nothing is measured")
     for measure in job.measures:
         parse_measure(measure)
-    sources = [("a run that is fused", run) for run in job.runs]
-    sources += [("the queries", job.queries), ("the judgements", job.qrels), ("the judgements", job.tune_qrels)]
-    sources += [("what the weights are tuned on", run) for run in job.tune_runs]
-    sources += [(f"the corpus of {run}", corpus) for run in job.runs for corpus in encoded_sources(Path(run))]
+    paths = [("a run that is fused", run) for run in job.runs]
+    paths += [("the queries", job.queries), ("the judgements", job.qrels), ("the judgements", job.tune_qrels)]
+    paths += [("what the weights are tuned on", run) for run in job.tune_runs]
+    paths += [(f"the corpus of {run}", corpus) for run in job.runs for corpus in encoded_sources(Path(run))]
+    sources = [(description, DataSource.open(path)) for description, path in paths if path]
     for path in (job.out, evaluation_path(job.out)):
         require_other_output(path, sources, (job.split, job.tune_split))
     require_writable(Path(job.out).absolute().parent)
@@ -239,11 +242,12 @@ def _choose_weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tupl
     if not job.tune_runs:
         return tuple(job.weights) or (1.0,) * len(job.runs), {}
     measure = parse_measure(job.measures[0]).name
+    sources = list(map(RankingSource.open, job.tune_runs))
     weights, value = tune_weights(
-        [_read_rankings(run, job.removes_self_matches) for run in job.tune_runs], judgements, measure, job.method
+        [_read_rankings(source, job.removes_self_matches) for source in sources], judgements, measure, job.method
     )
     print(f"weights {', '.join(f'{weight:g}' for weight in weights)}: {measure} {value:.4f} on {job.tune_qrels}")
-    digests = [sha256_file(path) for run in job.tune_runs for path in run_files(run)]
+    digests = [sha256_file(path) for source in sources for path in source.files]
     return weights, {"tuned_on": {"runs": digests, "measure": measure, "value": round(value, 4)}}
 
 

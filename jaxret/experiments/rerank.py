@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxret.data.formats import Corpus, TrainingSource
+from jaxret.data.formats.rankings import RankingSource
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.rerank_request import RerankRequest
 from jaxret.experiments.rerank_run import RerankJob, rerank_run
@@ -22,7 +23,7 @@ def rerank(request: RerankRequest) -> None:
         score_examples(reranker, data, request.out, request.on_error)
         return
     job = RerankJob(
-        request.run,
+        RankingSource.open(request.run),
         *run_texts,
         out=request.out,
         depth=request.k,

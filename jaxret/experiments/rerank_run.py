@@ -13,12 +13,11 @@ from jaxret.data.formats import (
     Corpus,
     CorpusScan,
     Policy,
-    read_run,
     source_path,
     write_run,
 )
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.rankings import run_files
+from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
@@ -59,7 +58,7 @@ def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], dept
 class RerankJob:
     """A run to rerank, and how to evaluate it."""
 
-    run: str  # file of the run
+    run: RankingSource  # the run
     corpus: Corpus  # corpus with the passages of the run
     source: EvaluationSource  # the queries of the run, and judgements for its evaluation
     out: str | Path  # file to write, a TREC run
@@ -132,8 +131,8 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
 def _require_separate_output(job: RerankJob) -> None:
     """Raise ValueError if an output would overwrite an input, OSError if its folder is not writable."""
     queries, judgements = job.source.queries, job.source.judgements
-    sources = [("the run that is reranked", job.run), ("the queries", queries.source)]
-    sources += [("the corpus", job.corpus.source), ("the judgements", judgements.source if judgements else "")]
+    sources = [("the run that is reranked", job.run.data), ("the queries", queries.data)]
+    sources += [("the corpus", job.corpus.data), *([("the judgements", judgements.data)] if judgements else [])]
     for path in (job.out, evaluation_path(job.out)):
         require_other_output(path, sources, [queries.split])
     require_writable(Path(job.out).absolute().parent)
@@ -141,14 +140,14 @@ def _require_separate_output(job: RerankJob) -> None:
 
 def _read_inputs(job: RerankJob) -> _Inputs:
     policy = Policy(job.on_error)
-    rankings = read_run(job.run, policy)
+    rankings = job.run.read(policy)
     longest = max(map(len, rankings.values()), default=0)
     if not longest:
-        raise Location(run_files(job.run)[0]).error("empty run", "it has no rankings", "give a run with rankings")
+        raise Location(job.run.files[0]).error("empty run", "it has no rankings", "give a run with rankings")
     if remove := removes_self_matches(job.self_matches, job.source.dataset):
         rankings = without_self_matches(rankings, longest)
     k = longest if job.tail else min(job.depth, longest)
-    measures = choose_measures(job.measures, k, job.run if k == longest else "")
+    measures = choose_measures(job.measures, k, str(job.run) if k == longest else "")
     evaluation_queries = _read_queries(job, rankings, policy)
     queries = evaluation_queries.run_queries
     answer_depth = max(measures.cutoffs)
@@ -209,8 +208,8 @@ def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dic
 def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str, Any]:
     """Return the provenance of reranked results, with the keys of a search's provenance."""
     tokenizer = reranker.tokenizer
-    source = [sha256_file(path) for path in run_files(job.run)]
-    search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": shown_message(job.run)}
+    source = [sha256_file(path) for path in job.run.files]
+    search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": shown_message(str(job.run))}
     search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
     dataset = inputs.evaluation_queries.provenance(inputs.policy, inputs.self_matches_removed, job.match)
     corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}

@@ -46,7 +46,8 @@ def score_examples(
         DataError: a record is bad.
         ValueError: two queries have the same id, or the output is a file of the training data.
     """
-    sources = [("the training data", data.source), ("the run of negatives", data.negatives_run)]
+    sources = [("the training data", data.data)]
+    sources += [("the run of negatives", data.negatives_run.data)] if data.negatives_run else []
     require_other_output(out, sources, [data.split])
     require_writable(Path(out).absolute().parent)
     policy = Policy(on_error)

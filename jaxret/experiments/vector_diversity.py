@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxret.data.formats import Corpus, JudgementSource, Policy, QuerySource, is_named, read_judged_queries
+from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Passage, Query
@@ -40,10 +41,11 @@ class JudgedSource:
     def open(cls, data: PathLike, split: str | None) -> JudgedSource:
         """Detect the files of a folder with queries, judgements and corpus, or a file of training records. Raises
         DataError if one of them is missing."""
-        judgements = JudgementSource.open(data, split)
+        source = DataSource.open(data)
+        judgements = JudgementSource.of(source, split)
         if records := cls._of_records(judgements):
             return records
-        return cls(EvaluationSource(QuerySource.open(data, split), judgements), judgements, Corpus.open(data))
+        return cls(EvaluationSource(QuerySource.of(source, split), judgements), judgements, Corpus.of(source))
 
     @classmethod
     def of(cls, source: EvaluationSource, corpus: Corpus) -> JudgedSource:
@@ -54,11 +56,11 @@ class JudgedSource:
 
     @classmethod
     def _of_records(cls, judgements: JudgementSource) -> JudgedSource | None:
-        source, file = judgements.source, judgements.file
+        data, file = judgements.data, judgements.file
         if file.format.examples is None:
             return None
-        queries = QuerySource(source, judgements.split, judgements.is_folder, (replace(file, role="queries"),))
-        corpus = Corpus(source, "", replace(file, role="passages"))
+        queries = QuerySource(data, judgements.split, (replace(file, role="queries"),))
+        corpus = Corpus(data, replace(file, role="passages"))
         return cls(EvaluationSource(queries, judgements), judgements, corpus)
 
     @property

@@ -85,7 +85,7 @@ def generate_queries(
         print_line(report)
     require_folder_kind(Path(out), GENERATED)
     for file in OUTPUT_CORPORA:
-        require_other_output(Path(out) / file, [("the corpus", corpus.source)])
+        require_other_output(Path(out) / file, [("the corpus", corpus.data)])
     with open_leases(Path(out), options.lease) as leases:
         job = GenerationJob(Path(model), corpus, scan, decoding, options, leases)
         job.begin()

@@ -64,7 +64,7 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8) -> tuple[int
     """
     if count < 1:
         raise ValueError(f"count is {count}; a pseudo-query has at least 1 word")
-    require_other_output(out, [("the corpus", corpus.source)])
+    require_other_output(out, [("the corpus", corpus.data)])
     bar = with_progress(corpus.read(), "count words", unit="passage")
     idf = inverse_document_frequencies(passage for passage in bar)
     if not idf:

@@ -20,10 +20,11 @@ from typing import Any
 from jaxret.configs.synonyms import suggest_name
 from jaxret.data.errors import Policy
 from jaxret.data.formats import Corpus, QuerySource, TrainingSource, source_exists
+from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.rankings import require_run_scores
-from jaxret.data.lines import PathLike, write_text
+from jaxret.data.formats.rankings import RankingSource
+from jaxret.data.lines import write_text
 from jaxret.data.records import Example, PassageLookup
 from jaxret.data.tokens.subset import choose_ids
 from jaxret.evaluation.answers import check_answers
@@ -198,17 +199,18 @@ def require_settings(job: MiningJob) -> None:
         raise ValueError(f"--encoded={job.encoded_name} is the corpus of a run, and no pool is one: remove it")
     ranking_files = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
     if job.teacher:
-        require_run_scores(job.teacher, "the scores of a teacher")
+        RankingSource.open(job.teacher).require_scores("the scores of a teacher")
     for pool in ranking_files if job.settings.limit and not job.teacher else ():
-        require_run_scores(pool, f"scores to compare (--{job.settings.limit})")
-    sources: list[tuple[str, PathLike]] = [("a pool", pool) for pool in ranking_files]
-    sources += [("the teacher", job.teacher), ("the corpus", job.corpus.source if job.corpus else "")]
+        RankingSource.open(pool).require_scores(f"scores to compare (--{job.settings.limit})")
+    sources = [("a pool", DataSource.open(pool)) for pool in ranking_files]
+    sources += [("the teacher", DataSource.open(job.teacher))] if job.teacher else []
+    sources += [("the corpus", job.corpus.data)] if job.corpus else []
     for pool in runs if not job.corpus else ():
         encoded_corpus = open_encoded(corpus_folder(Workdir(pool), job.encoded_name, "--encoded"), verify=False)
-        sources += [(f"the corpus that {pool} encoded", file) for file in text_files(encoded_corpus)]
-    sources += [("a file that follows", data.source) for data in job.concat]
+        sources += [(f"the corpus that {pool} encoded", DataSource.open(file)) for file in text_files(encoded_corpus)]
+    sources += [("a file that follows", data.data) for data in job.concat]
     for path in (job.out, parents_path(Path(job.out))):
-        require_other_output(path, [*sources, ("the training data", job.data.source)], [job.data.split])
+        require_other_output(path, [*sources, ("the training data", job.data.data)], [job.data.split])
 
 
 def require_run_pool(job: MiningJob) -> None:

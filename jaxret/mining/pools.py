@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.corpus import Corpus
-from jaxret.data.formats.rankings import detect_run, read_run_lines, run_files
+from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
 from jaxret.index.corpus_folder import corpus_folder
@@ -153,11 +153,12 @@ class RankingFilePool:
     def __init__(self, source: str, policy: Policy) -> None:
         """Raise DataError for bad records, and for a query whose lines are not consecutive."""
         self.name, self._source = source, source
-        self.ranks_alone = detect_run(source).format.without_scores
+        run = RankingSource.open(source)
+        self.ranks_alone = run.without_scores
         self._offsets: dict[str, int] = {}
         self._texts: dict[str, str] = {}  # of queries, if the format has them; ids may then be row numbers
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the pool)
-        for query, lines in groupby(read_run_lines(source, policy), key=lambda line: line.query_id):
+        for query, lines in groupby(run.read_lines(policy), key=lambda line: line.query_id):
             ranking = rank_lines(lines, policy)[query]
             if query in self._offsets:
                 description = f"the lines of query {query!r} are not together"
@@ -211,7 +212,7 @@ def pool_parent(name: str, encoded_name: str = "") -> dict[str, Any]:
     if name == BM25_NAME:
         return {"pool": name, **asdict(BM25Settings())}
     if not is_run_folder(name):
-        return {"pool": name, "files": {str(path): sha256_file(path) for path in run_files(name)}}
+        return {"pool": name, "files": {str(path): sha256_file(path) for path in RankingSource.open(name).files}}
     workdir = Workdir(name)
     checkpoint = find_best_checkpoint(workdir, config_of_task(workdir, "retrieval"))
     encoded_corpus = open_encoded(corpus_folder(workdir, encoded_name, "--encoded"), verify=False)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats import QuerySource, TrainingSource, detect_file, source_path
+from jaxret.data.formats import QuerySource, TrainingSource, source_path
 from jaxret.data.formats.containers import read_records
+from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.shared_passages import SharedPassages
 from jaxret.data.formats.sources import examples_by_target
@@ -53,7 +54,8 @@ def open_training_queries(source: str, split: str, positives: bool = True) -> Tr
     """
     if positives:
         return TrainingSource.open(source, split)
-    return TrainingSource.find(source, split) or QuerySource.open(source, split)
+    data = DataSource.open(source)
+    return TrainingSource.find(data, split) or QuerySource.of(data, split)
 
 
 def open_concatenated(source: str) -> TrainingSource:
@@ -105,7 +107,7 @@ def read_query_examples(data: TrainingSource, policy: Policy) -> Iterable[Exampl
 
 def stream_mined_examples(path: Path, policy: Policy) -> Iterator[Example]:
     """Yield the examples of a file that `jaxret mine` wrote; no passage stays in memory."""
-    return _stream(detect_file(path, "examples"), policy)
+    return _stream(DataSource.open(path).file("examples"), policy)
 
 
 def _stream(file: DataFile, policy: Policy) -> Iterator[Example]:

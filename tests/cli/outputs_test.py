@@ -12,7 +12,7 @@ import pytest
 
 from jaxret.cli.verbs import VERBS
 from jaxret.data.chunks import ChunkOptions
-from jaxret.data.formats import Corpus, JudgementSource, TrainingSource, write_run
+from jaxret.data.formats import Corpus, DataSource, JudgementSource, RankingSource, TrainingSource, write_run
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
 from jaxret.experiments.chunk_data import chunk_data, open_texts
@@ -55,7 +55,9 @@ def _fuse(**options: Any) -> Callable[[str], object]:
 
 
 def _rerank(out: str) -> None:
-    job = RerankJob("one.trec", Corpus.open("texts.jsonl"), EvaluationSource.open("data", "qrels.tsv"), out)
+    job = RerankJob(
+        RankingSource.open("one.trec"), Corpus.open("texts.jsonl"), EvaluationSource.open("data", "qrels.tsv"), out
+    )
     rerank_run(RERANKER, job, progress=False)
 
 
@@ -80,9 +82,15 @@ def _systems(out: str) -> None:
 CASES = (
     Case("data chunk", lambda out: chunk_data(open_texts("data"), out, ChunkOptions(words=2)), FOLDER),
     Case("data chunk", lambda out: chunk_data(open_texts("more.jsonl"), out, ChunkOptions(words=2)), ("more.jsonl",)),
-    Case("data convert", lambda out: convert_data("data", out, "msmarco.texts"), FOLDER),
-    Case("data convert", lambda out: convert_data("texts.jsonl", out, "msmarco.texts"), ("texts.jsonl",)),
-    Case("data convert", lambda out: convert_data("ids/triples.tsv", out, "tevatron.examples"), ("ids/corpus.tsv",)),
+    Case("data convert", lambda out: convert_data(DataSource.open("data"), out, "msmarco.texts"), FOLDER),
+    Case(
+        "data convert", lambda out: convert_data(DataSource.open("texts.jsonl"), out, "msmarco.texts"), ("texts.jsonl",)
+    ),
+    Case(
+        "data convert",
+        lambda out: convert_data(DataSource.open("ids/triples.tsv"), out, "tevatron.examples"),
+        ("ids/corpus.tsv",),
+    ),
     Case(
         "data split",
         lambda out: _split("qrels.set1.tsv", str(Path(out).parent)),
@@ -173,7 +181,8 @@ def _mine_pool(pool: str) -> None:
         (
             "x.trec.eval.json",
             lambda source: rerank_run(
-                RERANKER, RerankJob(source, Corpus.open("data"), EvaluationSource.open("data"), "x.trec")
+                RERANKER,
+                RerankJob(RankingSource.open(source), Corpus.open("data"), EvaluationSource.open("data"), "x.trec"),
             ),
         ),
         ("x.jsonl.parents.json", _mine_pool),

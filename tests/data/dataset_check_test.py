@@ -6,14 +6,20 @@ import json
 import subprocess
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxret.data.dataset_check import check_data, load_uncut_tokenizer, print_data_check
-from jaxret.data.formats import write_beir
+from jaxret.data.dataset_check import DataCheck, check_data, load_uncut_tokenizer, print_data_check
+from jaxret.data.formats import DataSource, write_beir
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Passage, Query
 from tests.pipeline import REPOSITORY, command, environment, write_encoder
+
+
+def check_source(source: PathLike, *arguments: Any) -> DataCheck:
+    return check_data(DataSource.open(source), *arguments)
 
 
 def lines(path: Path, *rows: str | dict) -> Path:
@@ -35,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder(folder: Path) -> None:
-    check = check_data(str(folder))
+    check = check_source(folder)
     assert check.lines == [
         f"{folder}: BEIR corpus, JSON lines; splits: train, test",
         "passages: 4, 1 of them with the text of an earlier one",
@@ -61,7 +67,7 @@ def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[
     (folder / "qrels" / "test.tsv.gz").write_bytes((folder / "qrels" / "test.tsv").read_bytes())
     (folder / "qrels" / "test.tsv").unlink()
     with pytest.raises(ValueError, match=r"data: 5 bad records, listed above"):
-        print_data_check(str(folder), None, [64])
+        print_data_check(DataSource.open(folder), None, [64])
     printed = [line.partition(f"{folder}/")[2] for line in capsys.readouterr().out.splitlines() if line[:5] == "bad: "]
     places = [line.partition(": ")[0] for line in printed]
     assert places == ["corpus.jsonl:3", "corpus.jsonl:6", "corpus.jsonl:7", "qrels/dev.tsv:2", "qrels/test.tsv.gz:1"]
@@ -75,33 +81,33 @@ def test_bad_records_are_counted_by_reason_on_request(tmp_path: Path, capsys: py
     empty = {"answers": ["a"], "negative_ctxs": [], "hard_negative_ctxs": []}
     records = [{**empty, "question": str(n), "positive_ctxs": [positive] * (n == 1)} for n in range(3)]
     path.write_text(json.dumps(records))
-    print_data_check(str(path), None, [64], "skip")
+    print_data_check(DataSource.open(path), None, [64], "skip")
     printed = capsys.readouterr().out
     assert "examples: 1 queries, 1 positives" in printed
     assert f"left out: 2 records: no positive (as {path}:record 0)" in printed
     assert "bad:" not in printed
     with pytest.raises(ValueError, match="2 bad records"):
-        print_data_check(str(path), None, [64])
+        print_data_check(DataSource.open(path), None, [64])
 
 
 def test_an_unreadable_file_is_an_error_with_every_on_error(folder: Path) -> None:
     (folder / "qrels" / "test.tsv.gz").write_bytes((folder / "qrels" / "test.tsv").read_bytes())
     (folder / "qrels" / "test.tsv").unlink()
     with pytest.raises(ValueError, match="1 bad records"):
-        print_data_check(str(folder), None, [64], "skip")
+        print_data_check(DataSource.open(folder), None, [64], "skip")
 
 
 def test_records_with_repeated_queries_are_counted(tmp_path: Path) -> None:
     rows = [{"query": query, "pos": [text], "neg": []} for query, text in (("a", "x"), ("b", "y"), ("A", "z"))]
-    check = check_data(str(lines(tmp_path / "a.jsonl", *rows)))
+    check = check_source(str(lines(tmp_path / "a.jsonl", *rows)))
     message = "  1 have the query of an earlier example; the positives of one are not known positives of the other"
     assert message in check.lines
-    assert message not in check_data(str(lines(tmp_path / "b.jsonl", *rows[:2]))).lines
+    assert message not in check_source(str(lines(tmp_path / "b.jsonl", *rows[:2]))).lines
 
 
 def test_notes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"anchor": "a", "positive": "x", "label": 0}, {"anchor": "b", "positive": "y", "label": 1}]
-    print_data_check(str(lines(tmp_path / "a.jsonl", *rows)), None, [64])
+    print_data_check(DataSource.open(lines(tmp_path / "a.jsonl", *rows)), None, [64])
     message = "noted: 1 queries without a positive, which give no example (as a.jsonl:1)"
     assert message in capsys.readouterr().out.splitlines()
 
@@ -110,7 +116,7 @@ def test_a_folder_in_a_forced_format(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
     (tmp_path / "queries.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
-    check = check_data(f"st.tuples:{tmp_path}")
+    check = check_source(f"st.tuples:{tmp_path}")
     assert not check.policy.errors
     assert any(line.startswith("examples of train (train.jsonl): 1 queries") for line in check.lines), check.lines
 
@@ -123,9 +129,9 @@ def test_a_corpus_is_checked_in_less_than_100_bytes_a_passage(tmp_path: Path) ->
         lines(
             path, *({"_id": f"a long id of passage {i}".replace(" ", "-"), "text": f"text {i}"} for i in range(count))
         )
-        check_data(str(path))  # what is imported and cached by the way is not counted
+        check_source(path)  # what is imported and cached by the way is not counted
         tracemalloc.start()
-        check_data(str(path))
+        check_source(path)
         held.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert (held[1] - held[0]) / 2_000 < 100
@@ -133,7 +139,7 @@ def test_a_corpus_is_checked_in_less_than_100_bytes_a_passage(tmp_path: Path) ->
 
 def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:
     tokenizer = load_uncut_tokenizer(str(write_encoder(tmp_path / "encoder")))
-    check = check_data(str(folder), tokenizer, (3, 4))
+    check = check_source(folder, tokenizer, (3, 4))
     passages = tokenizer.passages(Passage("", text) for text in ("river", "stone music", "river", "light paper forest"))
     assert passages.lengths.tolist() == [3, 4, 3, 5]
     assert "  tokens: mean 3.8, median 4, 95 % 5, longest 5" in check.lines
@@ -150,15 +156,15 @@ def test_the_first_passage_is_shown_as_it_is_read(tmp_path: Path, separator: str
     ]
     path = str(lines(tmp_path / "corpus.jsonl", *rows))
     parts = "  the first, 'a': title 'Rivers', text 'stone' (--tokenizer=MODEL joins them as the model does)"
-    assert parts in check_data(path).lines
+    assert parts in check_source(path).lines
     tokenizer = load_uncut_tokenizer(write_encoder(tmp_path / "encoder"), separator)
-    assert f"  the first, 'a', as the model reads it: {joined!r}" in check_data(path, tokenizer).lines
+    assert f"  the first, 'a', as the model reads it: {joined!r}" in check_source(path, tokenizer).lines
     path = str(lines(tmp_path / "b.jsonl", *reversed(rows)))
     longest = f"'...{'x' * 54}{joined}{'x' * 55}...'"
-    assert f"  the first, 'c', as the model reads it: {longest}" in check_data(path, tokenizer).lines
+    assert f"  the first, 'c', as the model reads it: {longest}" in check_source(path, tokenizer).lines
     path = str(lines(tmp_path / "c.jsonl", rows[1]))
-    assert f"  the first, 'b', as the model reads it: '{'x' * 60}...'" in check_data(path, tokenizer).lines
-    assert f"  the first, 'b': text '{'x' * 60}...'" in check_data(path).lines
+    assert f"  the first, 'b', as the model reads it: '{'x' * 60}...'" in check_source(path, tokenizer).lines
+    assert f"  the first, 'b': text '{'x' * 60}...'" in check_source(path).lines
 
 
 SCORED = {"docid": "2", "text": "y", "score": 1}
@@ -178,7 +184,7 @@ SCORED = {"docid": "2", "text": "y", "score": 1}
     ],
 )
 def test_files(rows: list, expected: str, tmp_path: Path) -> None:
-    check = check_data(str(lines(tmp_path / "a.tsv", *rows)))
+    check = check_source(str(lines(tmp_path / "a.tsv", *rows)))
     assert any(expected in line for line in check.lines), check.lines
     assert not check.policy.errors
 
@@ -188,7 +194,7 @@ def test_a_folder_of_a_teachers_scores(tmp_path: Path) -> None:
     lines(tmp_path / "documents.jsonl", {"document_id": 1, "text": "stone"}, {"document_id": 2, "text": "river"})
     lines(tmp_path / "queries.jsonl", {"query_id": 1, "text": "a question"})
     lines(tmp_path / "train.jsonl", {"query_id": 1, "document_ids": [1, 2], "scores": [2.5, 0.5]})
-    check = check_data(str(tmp_path))
+    check = check_source(tmp_path)
     assert "rankings of train (train.jsonl): of 1 queries, 2 to 2 passages each" in check.lines
     assert not check.policy.errors
 
@@ -203,4 +209,4 @@ def test_limits_are_in_tokens(tmp_path: Path) -> None:
 
 
 def test_ambiguous_content_is_described_by_the_file_name(tmp_path: Path) -> None:
-    assert "MS MARCO queries" in check_data(str(lines(tmp_path / "queries.dev.tsv", "1\ta text"))).lines[0]
+    assert "MS MARCO queries" in check_source(str(lines(tmp_path / "queries.dev.tsv", "1\ta text"))).lines[0]

@@ -17,7 +17,7 @@ import pytest
 
 from jaxret.data.dataset_check import check_data
 from jaxret.data.errors import DataError
-from jaxret.data.formats import Corpus
+from jaxret.data.formats import Corpus, DataSource
 from jaxret.data.formats.set_folders import list_sets
 from jaxret.experiments import beir as beir_module
 from jaxret.experiments.beir import (
@@ -217,7 +217,7 @@ def test_all_sets_of_a_folder_are_checked(sets: Path, tmp_path: Path) -> None:
     shutil.copytree(sets, tmp_path / "sets")
     with open(tmp_path / "sets" / "cqadupstack" / "english" / "corpus.jsonl", "a") as file:
         file.write("{broken\n")
-    check = check_data(str(tmp_path / "sets"))
+    check = check_data(DataSource.open(tmp_path / "sets"))
     assert sum("BEIR corpus" in line for line in check.lines) == 7
     assert [error.location.path.parent.name for error in check.policy.errors] == ["english"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from jaxret.data.formats import QuerySource
+from jaxret.data.formats import DataSource, QuerySource
 from jaxret.data.records import Query
 from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.mining.training_queries import TrainingQueries, TrainingQuery
 from jaxret.storage.atomic import sha256_json
 
-SOURCE = EvaluationSource(QuerySource("data", "test", False, ()), None)
+SOURCE = EvaluationSource(QuerySource(DataSource.open("data"), "test", ()), None)
 QUERY = Query("q1", "what is a river", ("water",))
 OTHERS: dict[str, Any] = {
     "id": "q2",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import Corpus, JudgementSource
+from jaxret.data.formats import Corpus, DataSource, JudgementSource
 from jaxret.data.formats.build_data_set import build_data_set
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
@@ -82,8 +82,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MAKERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {  # what it makes, and how
     "train": (RUN, lambda root, it: train(tiny_config(root / "encoder", root / "data"), it, progress=False)),
-    "data build": (DATA_SET, lambda root, it: build_data_set(root / "data", it, "1.0.0")),
-    "data convert": ("", lambda root, it: convert_data(root / "data", it, "dpr")),
+    "data build": (DATA_SET, lambda root, it: build_data_set(DataSource.open(root / "data"), it, "1.0.0")),
+    "data convert": ("", lambda root, it: convert_data(DataSource.open(root / "data"), it, "dpr")),
     "data split": (
         JUDGEMENTS,
         lambda root, it: write_judgement_sets(

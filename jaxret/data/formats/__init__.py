@@ -17,9 +17,9 @@ from jaxret.data.formats.corpus import (
     read_corpus,
     stat_files,
 )
+from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.detect import (
     absolute_source,
-    detect_file,
     parse_source,
     source_exists,
     source_name,
@@ -27,8 +27,8 @@ from jaxret.data.formats.detect import (
 )
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_retrieval_results
-from jaxret.data.formats.rankings import read_run, run_files
-from jaxret.data.formats.readers import describe_source, read_examples, read_judgements, read_queries
+from jaxret.data.formats.rankings import RankingSource
+from jaxret.data.formats.readers import open_role, read_examples, read_judgements, read_queries, read_run
 from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource, read_judged_queries
 from jaxret.data.formats.trec import write_run
 from jaxret.data.libraries.named import is_named
@@ -39,16 +39,17 @@ __all__ = [
     "Corpus",
     "CorpusScan",
     "DataError",
+    "DataSource",
     "JudgementSource",
     "Policy",
     "QuerySource",
+    "RankingSource",
     "TrainingSource",
     "absolute_source",
-    "describe_source",
-    "detect_file",
     "hash_id",
     "is_named",
     "list_files",
+    "open_role",
     "parse_source",
     "read_corpus",
     "read_examples",
@@ -56,7 +57,6 @@ __all__ = [
     "read_judgements",
     "read_queries",
     "read_run",
-    "run_files",
     "source_exists",
     "source_name",
     "source_path",

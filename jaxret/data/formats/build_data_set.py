@@ -26,6 +26,7 @@ from jaxret.data.errors import Policy
 from jaxret.data.formats.beir import QRELS_KEYS
 from jaxret.data.formats.built_records import FEATURES, OTHER_PASSAGES, PASSAGES, WHOLE_SPLIT
 from jaxret.data.formats.convert import Conversion
+from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.libraries import tfds
 from jaxret.data.lines import PathLike
@@ -42,7 +43,7 @@ Rows = dict[Passage, int]
 
 
 def build_data_set(
-    source: PathLike, folder: PathLike, version: str, split: str = "train", policy: Policy | None = None
+    source: DataSource, folder: PathLike, version: str, split: str = "train", policy: Policy | None = None
 ) -> Conversion:
     """Write all records of a source as a data set of TFDS. Training records are held in memory, passages are not.
 

@@ -10,14 +10,13 @@ from typing import Any
 
 from jaxret.data.errors import Policy
 from jaxret.data.formats.beir import write_beir
-from jaxret.data.formats.corpus import read_corpus
+from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
-from jaxret.data.formats.detect import FORMATS_BY_NAME, detect_file, source_path
+from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.data.formats.format import ROLES
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.rankings import detect_run, read_run
-from jaxret.data.formats.readers import describe_source, read_examples, read_judgements, read_queries
-from jaxret.data.formats.source_layout import is_folder
+from jaxret.data.formats.rankings import RankingSource
+from jaxret.data.formats.readers import open_role
 from jaxret.data.formats.sources import TrainingSource
 from jaxret.data.formats.writers import WRITERS, Losses
 from jaxret.data.lines import PathLike
@@ -43,7 +42,7 @@ class Conversion:
 
 
 def convert_data(
-    source: PathLike,
+    source: DataSource,
     destination: PathLike,
     name: str,
     split: str = "train",
@@ -78,19 +77,19 @@ def convert_data(
             )
         names = ", ".join((*FOLDERS, *WRITERS))
         raise ValueError(f"--to={name}: that is not a format that can be written; it must be one of {names}")
-    gives = _roles(source, split)
+    gives = source.file().format.roles() if not source.is_folder else [r for r in ROLES[:4] if _has(source, r, split)]
     require_other_output(destination, [("what is converted", source)], [split])
     for own_role, write in WRITERS[name].items():
         if own_role in gives and role in ("", own_role):
-            records = _read(source, own_role, split, policy)
+            data = open_role(source, own_role, split)
+            records: Any = data.read(policy, targets=False) if isinstance(data, TrainingSource) else data.read(policy)
             items = _Counting(records)
             losses = write(Path(destination), items.values)
-            if own_role == "examples":
-                every_positive = not TrainingSource.open(source, split).first_target_only
-                losses += _changed_targets(records, every_positive, FORMATS_BY_NAME[name].every_positive)
-            if own_role == "rankings" and detect_run(source).format.without_scores:
+            if isinstance(data, TrainingSource):
+                losses += _changed_targets(records, not data.first_target_only, FORMATS_BY_NAME[name].every_positive)
+            if isinstance(data, RankingSource) and data.without_scores:
                 losses["scores"], losses[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
-            return Conversion(describe_role(source, own_role, split), {str(destination): items.count}, losses)
+            return Conversion(data.describe(), {str(destination): items.count}, losses)
     roles = " or ".join(own_role for own_role in WRITERS[name] if role in ("", own_role)) or role
     raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {roles}")
 
@@ -108,36 +107,12 @@ class _Counting:
             yield value
 
 
-def describe_role(source: PathLike, role: str, split: str) -> str:
-    """Return the format that a role of the source is read from, in words."""
-    return describe_source(source, role, split) if is_folder(source_path(source)) else str(detect_file(source, role))
-
-
-def _roles(source: PathLike, split: str) -> list[str]:
-    """Return the roles that a source can be read for."""
-    if not is_folder(source_path(source)):
-        return detect_file(source).format.roles()
-    return [role for role in ROLES[:4] if _has(source, role, split)]
-
-
-def _has(source: PathLike, role: str, split: str) -> bool:
+def _has(source: DataSource, role: str, split: str) -> bool:
     try:
-        describe_source(source, role, split)
+        open_role(source, role, split).describe()
     except ValueError:
         return False
     return True
-
-
-def _read(source: PathLike, role: str, split: str, policy: Policy) -> Any:
-    if role == "passages":
-        return read_corpus(source, policy)
-    if role == "queries":
-        return read_queries(source, policy, split)
-    if role == "judgements":
-        return read_judgements(source, split, policy)
-    if role == "rankings":
-        return read_run(source, policy)
-    return read_examples(source, split, policy, targets=False)
 
 
 # Folders

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.detect import absolute_source, detect_path, parse_source, source_name, source_path
+from jaxret.data.formats.data_source import DataSource, FileSource
+from jaxret.data.formats.detect import absolute_source, source_name
 from jaxret.data.formats.format import DataFile, digest_file
-from jaxret.data.formats.source_layout import is_folder, passages_path
 from jaxret.data.formats.texts import duplicate_id_error, require_new_id
-from jaxret.data.libraries.open_sets import list_files
 from jaxret.data.lines import Digest, PathLike, missing_file_error
 from jaxret.data.records import Passage
 from jaxret.parallel.progress import with_progress
@@ -39,8 +37,8 @@ class CorpusScan:
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """A corpus whose file and format are detected once, when it is opened. Printed, it is the source.
+class Corpus(FileSource):
+    """A corpus whose file and format are detected once, when it is opened.
 
     The interfaces `cli/` and `api/` open the path that a user gives; functions below them take a `Corpus`. A path that
     a file gives is opened by the module that reads this file: `training/config_sources.py` for the keys of a config,
@@ -50,10 +48,6 @@ class Corpus:
     A policy belongs to one pass, which counts what it skips: `scan` and `read` take it.
     """
 
-    source: str  # The corpus as the user named it, for messages
-    format_name: str  # The format that the source forces; "" if its content decides
-    file: DataFile  # The file or table of the passages, with its format
-
     @classmethod
     def open(cls, source: PathLike) -> Corpus:
         """Detect the file and the format of a folder, file or named set.
@@ -61,12 +55,11 @@ class Corpus:
         Raises:
             DataError: there is no file of passages, or its format is unknown.
         """
-        format_name, path = parse_source(source)
-        path = passages_path(path) if is_folder(path) else path
-        return cls(str(source), format_name, detect_path(path, format_name, "passages"))
+        return cls.of(DataSource.open(source))
 
-    def __str__(self) -> str:
-        return self.source
+    @classmethod
+    def of(cls, data: DataSource) -> Corpus:
+        return cls(data, data.detect(data.layout.require_passages(), "passages"))
 
     @property
     def name(self) -> str:
@@ -78,18 +71,13 @@ class Corpus:
         """The source with its path from the root."""
         return absolute_source(self.source)
 
-    @cached_property
-    def files(self) -> tuple[Path, ...]:
-        """The files that are read. Raises DataError if a library does not say which these are."""
-        return list_files(self.file.path)
-
     def stat(self) -> dict[str, int]:
         """Return {"bytes", "modified" (ns)} of the files: a cheap sign that they are the same. Raises DataError for a
         file is missing."""
         try:
             return stat_files(self.files)
         except FileNotFoundError:
-            raise missing_file_error(source_path(self.source)) from None
+            raise missing_file_error(self.data.path) from None
 
     def scan(self, policy: Policy | None = None) -> CorpusScan:
         """Validate, count and digest the corpus in one pass that keeps 8 bytes a passage.
@@ -129,13 +117,13 @@ class Corpus:
         """Return the digest of no bytes. A forced format that reads the file otherwise than its content implies is part
         of the digest: the same bytes are other passages then."""
         digest = hashlib.sha256()
-        if self.format_name and self.file.format.name != self._detected_format():
+        if self.data.format_name and self.file.format.name != self._detected_format():
             digest.update(f"{self.file.format.name}\0".encode())
         return digest
 
     def _detected_format(self) -> str:
         try:
-            return detect_path(self.file.path, "", "passages").format.name
+            return replace(self.data, format_name="").detect(self.file.path, "passages").format.name
         except DataError:  # its content does not say
             return ""
 

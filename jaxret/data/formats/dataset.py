@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats.corpus import read_corpus
-from jaxret.data.formats.detect import detect_file, role_by_name, source_path
-from jaxret.data.formats.format import DataFile
-from jaxret.data.formats.readers import describe_source, read_judgements, read_queries
-from jaxret.data.formats.source_layout import examples_path, has_judgements, is_folder, list_splits, query_paths
-from jaxret.data.formats.sources import QuerySource, TrainingSource, joined_examples
-from jaxret.data.lines import PathLike
+from jaxret.data.formats.corpus import Corpus
+from jaxret.data.formats.data_source import DataSource
+from jaxret.data.formats.detect import role_by_name
+from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource, joined_examples
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 
@@ -33,18 +29,16 @@ class FullDataSet:
     every_positive: bool = True  # See `Format`
 
 
-def open_data_set(source: PathLike, split: str, policy: Policy) -> FullDataSet:
+def open_data_set(source: DataSource, split: str, policy: Policy) -> FullDataSet:
     """Open all parts of a source. A part is read when it is requested, under `policy`. `split` names the split of a
     training file."""
-    path = source_path(source)
-    return _of_folder(source, path, policy) if is_folder(path) else _of_file(source, split, policy)
+    if source.is_folder:
+        return _of_folder(source, policy)
+    data = TrainingSource.find(source, split)
+    return _of_records(data, split, policy) if data else _of_corpus(source, policy)
 
 
-def _of_file(source: PathLike, split: str, policy: Policy) -> FullDataSet:
-    file = detect_file(source)
-    if not file.format.gives("examples"):
-        return _of_corpus(source, file, policy)
-    data = TrainingSource.open(source, split)
+def _of_records(data: TrainingSource, split: str, policy: Policy) -> FullDataSet:
     examples = data.read(policy, targets=False)
     passages = {passage.id: passage for example in examples for passage in (*example.positives, *example.negatives)}
     queries = {example.query.id: example.query for example in examples}
@@ -60,50 +54,53 @@ def _of_file(source: PathLike, split: str, policy: Policy) -> FullDataSet:
     )
 
 
-def _of_corpus(source: PathLike, file: DataFile, policy: Policy) -> FullDataSet:
+def _of_corpus(source: DataSource, policy: Policy) -> FullDataSet:
     """Open a file of passages, perhaps with queries. Raises ValueError for one of other things."""
+    file = source.file()
     roles = [role_by_name(file.path)] if file.format.titles else file.format.roles()
     if "passages" not in roles:
         raise ValueError(f"{source} is {file}, which gives {', '.join(roles)}; a whole data set has passages")
     with_queries = file.format.queries is not None and not file.format.titles
+    corpus = Corpus.of(source)
     return FullDataSet(
-        source=describe_source(source, "passages"),
+        source=corpus.describe(),
         splits=(),
         splits_with_examples=frozenset(),
-        passages=lambda: read_corpus(source, policy),
-        queries=lambda split: read_queries(source, policy, split) if with_queries else [],
+        passages=lambda: corpus.read(policy),
+        queries=lambda split: QuerySource.of(source, split).read(policy) if with_queries else [],
         judgements=lambda _: [],
         examples=lambda _: [],
     )
 
 
-def _of_folder(source: PathLike, path: Path, policy: Policy) -> FullDataSet:
-    splits = list_splits(path)
-    training_splits = frozenset(split for split in splits if examples_path(path, split))
+def _of_folder(source: DataSource, policy: Policy) -> FullDataSet:
+    layout, corpus = source.layout, Corpus.of(source)
+    splits = layout.list_splits()
+    training_splits = frozenset(split for split in splits if layout.find_examples(split))
 
     def examples(split: str) -> list[Example]:
-        data = TrainingSource.open(source, split)
-        if data.file and (queries := QuerySource.open(source, split)).without_ids:
+        data = TrainingSource.of(source, split)
+        if data.file and (queries := QuerySource.of(source, split)).without_ids:
             records = joined_examples(data.file, queries, queries.read(policy), policy)
             if records is not None:
                 return [example for _, example in records]
         return data.read(policy, targets=False)
 
     def judgements(split: str) -> list[Judgement]:
-        if has_judgements(path, split):
-            return read_judgements(source, split, policy)
+        if layout.find_judgements(split):
+            return JudgementSource.of(source, split).read(policy)
         return judgements_of_examples(examples(split))
 
     return FullDataSet(
-        source=describe_source(source, "passages"),
+        source=corpus.describe(),
         splits=tuple(splits),
         splits_with_examples=training_splits,
-        passages=lambda: read_corpus(source, policy),
-        queries=lambda split: read_queries(source, policy, split),
+        passages=lambda: corpus.read(policy),
+        queries=lambda split: QuerySource.of(source, split).read(policy),
         judgements=judgements,
         examples=examples,
-        queries_by_split=len(query_paths(path)) > 1,
-        every_positive=not any(TrainingSource.open(source, split).first_target_only for split in training_splits),
+        queries_by_split=len(layout.list_queries()) > 1,
+        every_positive=not any(TrainingSource.of(source, split).first_target_only for split in training_splits),
     )
 
 

@@ -23,12 +23,12 @@ from jaxret.data.formats import (
     tevatron,
     trec,
 )
-from jaxret.data.formats.file_sample import FileSample, read_sample
+from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.libraries import named, tfds
 from jaxret.data.libraries.named import LIBRARIES, is_named, library_of
 from jaxret.data.libraries.open_sets import open_named_set, open_table
-from jaxret.data.lines import PathLike, find_file, missing_file_error, parse_json_object, read_lines
+from jaxret.data.lines import PathLike, find_file, parse_json_object, read_lines
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path
 from jaxret.storage.working_copy import local_path, shown_path
@@ -137,22 +137,18 @@ def source_name(source: PathLike) -> str:
     return named.set_name(path) if is_named(path) else path.absolute().name
 
 
-def detect_file(source: PathLike, role: str = "") -> DataFile:
-    """Return a file with its format. `role` is the kind of records that will be read from it; "": any kind.
+def choose_format(path: Path, sample: FileSample, format_name: str, role: str) -> DataFile:
+    """Return a file with its format.
+
+    Args:
+        path: the file.
+        sample: beginning of the file.
+        format_name: the format, or the family of formats, that the source forces; "": none.
+        role: the kind of records that will be read from it; "": any kind.
 
     Raises:
-        DataError: the file is missing, has no known format, or its format has no records of this kind.
+        DataError: the file has no known format, or its format has no records of this kind.
     """
-    format_name, path = parse_source(source)
-    return detect_path(path, format_name, role)
-
-
-def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
-    """Return a file with its format, see `detect_file`. `format_name` forces one format, or the formats of one family.
-    Raises DataError for a missing file, and for an unknown format."""
-    if not (is_named(path) or path.exists()):
-        raise missing_file_error(path)
-    sample = read_sample(path)
     formats = [
         choice for choice in FORMATS if not format_name or format_name in (choice.name, choice.name.partition(".")[0])
     ]

@@ -1,60 +1,51 @@
-"""Read rankings from a file or a named set."""
+"""Rankings of a file or a named set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import trec
-from jaxret.data.formats.detect import detect_path, parse_source, source_exists, source_path
-from jaxret.data.formats.format import DataFile
-from jaxret.data.formats.source_layout import is_folder, rankings_path
-from jaxret.data.libraries.named import is_named
-from jaxret.data.libraries.open_sets import list_files
-from jaxret.data.lines import PathLike, missing_file_error
+from jaxret.data.formats.data_source import DataSource, FileSource
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Rankings
 
 
-def run_files(source: PathLike) -> list[Path]:
-    """Return the files that `read_run` reads. Raises DataError for a missing file."""
-    path = _run_path(source)
-    if not source_exists(path):
-        raise missing_file_error(path)
-    return list(list_files(path))
+@dataclass(frozen=True)
+class RankingSource(FileSource):
+    """A run, whose file and format are detected once, when it is opened."""
 
+    @classmethod
+    def open(cls, source: PathLike) -> RankingSource:
+        """Detect the file and its format. Raises DataError for a file that is missing, or has no rankings."""
+        return cls.of(DataSource.open(source))
 
-def _run_path(source: PathLike) -> Path:
-    path = source_path(source)
-    return rankings_path(path) if is_named(path) and is_folder(path) else path
+    @classmethod
+    def of(cls, data: DataSource) -> RankingSource:
+        return cls(data, data.detect(data.layout.require_rankings(), "rankings"))
 
+    @property
+    def without_scores(self) -> bool:
+        """Whether the file has ranks alone; the scores are then 1 / rank."""
+        return self.file.format.without_scores
 
-def detect_run(source: PathLike) -> DataFile:
-    """Return the file that `read_run` reads, with its format."""
-    return detect_path(_run_path(source), parse_source(source)[0], "rankings")
+    def require_scores(self, purpose: str) -> None:
+        """Raise DataError if there are ranks without scores. `purpose` is the use of the scores, for the error."""
+        if self.without_scores:
+            problem = f"this is a ranking without scores ({self.file}), and {purpose} are wanted"
+            raise Location(self.file.path).error("no scores", problem, "give one with scores, as a TREC run")
 
+    def read_lines(self, policy: Policy) -> Iterator[trec.RunLine]:
+        """Yield the lines with their locations, in the file's order."""
+        assert self.file.format.rankings is not None
+        return self.file.format.rankings(self.file, policy)
 
-def require_run_scores(source: PathLike, purpose: str) -> None:
-    """Raise DataError if a run has ranks without scores. `purpose` is the use of the scores, for the error."""
-    file = detect_run(source)
-    if file.format.without_scores:
-        problem = f"this is a ranking without scores ({file}), and {purpose} are wanted"
-        raise Location(file.path).error("no scores", problem, "give one with scores, as a TREC run")
+    def read_ranked(self, policy: Policy) -> dict[str, list[trec.RunLine]]:
+        """Return query id -> the lines of its ranking with their locations, in rank order."""
+        return trec.rank_lines(self.read_lines(policy), policy)
 
-
-def read_run_lines(source: PathLike, policy: Policy) -> Iterator[trec.RunLine]:
-    """Yield the lines of a run with their locations, in the file's order."""
-    file = detect_run(source)
-    assert file.format.rankings is not None
-    return file.format.rankings(file, policy)
-
-
-def read_ranked_lines(source: PathLike, policy: Policy) -> dict[str, list[trec.RunLine]]:
-    """Return query id -> the lines of its ranking with their locations, in rank order."""
-    return trec.rank_lines(read_run_lines(source, policy), policy)
-
-
-def read_run(source: PathLike, policy: Policy | None = None) -> Rankings:
-    """Read a run: query id -> [(passage id, score)] in rank order."""
-    run_lines = read_ranked_lines(source, policy or Policy())
-    return {query: [(line.passage_id, line.score) for line in lines] for query, lines in run_lines.items()}
+    def read(self, policy: Policy | None = None) -> Rankings:
+        """Return query id -> [(passage id, score)] in rank order."""
+        run_lines = self.read_ranked(policy or Policy())
+        return {query: [(line.passage_id, line.score) for line in lines] for query, lines in run_lines.items()}

@@ -1,12 +1,30 @@
-"""Open a source, and read all its queries, judgements or training examples."""
+"""Open a source for a role, and read all its queries, judgements, training examples or rankings."""
 
 from __future__ import annotations
 
 from jaxret.data.errors import Policy
 from jaxret.data.formats.corpus import Corpus
+from jaxret.data.formats.data_source import DataSource
+from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource
 from jaxret.data.lines import PathLike
-from jaxret.data.records import Example, Judgement, Query
+from jaxret.data.records import Example, Judgement, Query, Rankings
+
+
+def open_role(
+    data: DataSource, role: str, split: str | None = None
+) -> Corpus | QuerySource | JudgementSource | TrainingSource | RankingSource:
+    """Open a source for a role of `ROLES`. `split` is that of a folder or named set.
+
+    Raises DataError if a file is missing, or has no such records.
+    """
+    if role == "passages":
+        return Corpus.of(data)
+    if role == "queries":
+        return QuerySource.of(data, split)
+    if role == "judgements":
+        return JudgementSource.of(data, split)
+    return TrainingSource.of(data, split) if role == "examples" else RankingSource.of(data)
 
 
 def read_queries(source: PathLike, policy: Policy | None = None, split: str | None = None) -> list[Query]:
@@ -38,21 +56,6 @@ def read_examples(
     return TrainingSource.open(source, split, negatives_run).read(policy, targets)
 
 
-def describe_source(source: PathLike, role: str, split: str | None = None) -> str:
-    """Return the format from which a role is read, in words: "MS MARCO collection, 2 columns".
-
-    Args:
-        source: a folder, file or named set.
-        role: "passages", "queries", "judgements" or "examples".
-        split: split of a folder or named set.
-
-    Raises:
-        DataError: the file is missing, or its format is unknown.
-    """
-    if role == "passages":
-        return str(Corpus.open(source).file)
-    if role == "queries":
-        return QuerySource.open(source, split).describe()
-    if role == "judgements":
-        return JudgementSource.open(source, split).describe()
-    return TrainingSource.open(source, split).describe()
+def read_run(source: PathLike, policy: Policy | None = None) -> Rankings:
+    """Open a run, and read it, see `RankingSource`."""
+    return RankingSource.open(source).read(policy)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxret.data.errors import Location
-from jaxret.data.formats.source_layout import has_judgements, has_passages
+from jaxret.data.formats.source_layout import FolderLayout
 from jaxret.data.libraries.named import is_named
 
 SetFolders = Mapping[str, Mapping[str, Path]]  # set -> name of a member -> its folder; a plain set is its own member
@@ -54,10 +54,15 @@ def is_folder_of_sets(folder: Path) -> bool:
     )
 
 
+def has_passages(folder: Path) -> bool:
+    """Return whether a folder has a file of passages."""
+    return FolderLayout(folder).find_passages() is not None
+
+
 def _folders(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_dir()]
 
 
 def unjudged_members(members: Mapping[str, Path], split: str) -> list[str]:
     """Return the names of a set's members that have no judgements of a split."""
-    return [name for name, path in members.items() if not has_judgements(path, split)]
+    return [name for name, path in members.items() if not FolderLayout(path).find_judgements(split)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from jaxret.data.compression import SUFFIXES
 from jaxret.data.errors import DataError, Location
-from jaxret.data.formats.detect import detect_file
 from jaxret.data.libraries.named import NamedSet, is_named
-from jaxret.data.libraries.open_sets import is_whole_set, open_named_set
+from jaxret.data.libraries.open_sets import open_named_set, open_table
 from jaxret.data.lines import find_file, missing_file_error, require_file
 
 _TABLES = {  # role -> names of tables
@@ -24,9 +23,13 @@ _TABLES = {  # role -> names of tables
 _WHOLE_SPLITS = ("full", "corpus", "queries", "train")
 
 
-def is_folder(path: Path) -> bool:
-    """Return whether a path is a folder of files, or a named set of tables, with different contents."""
-    return is_whole_set(path) if is_named(path) else path.is_dir()
+def open_layout(path: Path, gives: Callable[[Path, str], bool]) -> Layout:
+    """Return the layout of a file, folder, named set or one of its tables. `gives` says whether a table has records of
+    a role."""
+    if not is_named(path):
+        return FolderLayout(path) if path.is_dir() else Layout(path)
+    named_set = open_named_set(path)
+    return Layout(path) if named_set.config and named_set.split else SetLayout(path, named_set, gives)
 
 
 def text_folder(path: Path) -> Path:
@@ -34,134 +37,131 @@ def text_folder(path: Path) -> Path:
     return open_named_set(path).root if is_named(path) else path.absolute().parent
 
 
-def passages_path(folder: Path) -> Path:
-    """Return the file or table of the passages. Raises DataError if it does not exist."""
-    if is_named(folder):
-        return _require_table(folder, "passages", None)
-    return _folder_corpus(folder) or require_file(folder, _PASSAGES[0])
+class Layout:
+    """Which file or table has the records of a role. This layout is that of a single one, which is read for any role.
+
+    Methods that find a file return None if there is none; those that require it, and `list_queries`, raise DataError.
+    """
+
+    is_folder = False  # Whether there are several files or tables, with different contents
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def find_passages(self) -> Path | None:
+        return self.path
+
+    def require_passages(self) -> Path:
+        return self.path
+
+    def list_queries(self, split: str | None = None) -> list[Path]:
+        """Return the files or tables of a split's queries, or of all queries without a split."""
+        return [self.path]
+
+    def find_judgements(self, split: str) -> Path | None:
+        return self.path
+
+    def require_judgements(self, split: str | None) -> Path:
+        """Return the file of a split's judgements, or the file of its training records, whose positives are judgements.
+        Without a split there are none in a folder."""
+        return self.path
+
+    def find_examples(self, split: str | None) -> Path | None:
+        """Return the file or table of a split's training records."""
+        return self.path
+
+    def require_rankings(self) -> Path:
+        return self.path
+
+    def list_splits(self) -> list[str]:
+        """Return the splits of judgements or training records."""
+        return []
+
+    def files(self, splits: Iterable[str | None] = ()) -> Iterator[Path]:
+        """Yield the files for all roles and splits, as far as a library names them. `splits` are further splits,
+        because training files may have any name."""
+        if is_named(self.path):
+            yield from open_table(self.path).files
+            return
+        yield self.path
+        if self.path.name.startswith("queries.jsonl") and (answers := find_file(self.path.parent, "answers.jsonl")):
+            yield answers
 
 
-def has_passages(folder: Path) -> bool:
-    """Return whether a folder or named set has a corpus."""
-    return (
-        _find_table(open_named_set(folder), "passages", None) if is_named(folder) else _folder_corpus(folder)
-    ) is not None
+class SetLayout(Layout):
+    """The tables of a named set. A split in the set's path wins."""
 
+    is_folder = True
 
-def query_paths(folder: Path, split: str | None = None) -> list[Path]:
-    """Return the files or tables of a split's queries, or of all queries without a split. Raises DataError if there are
-    none."""
-    if not is_named(folder):
-        return _folder_queries(folder, split)
-    named_set = open_named_set(folder)
-    if split is None and not named_set.split:
-        for config in _candidates(named_set, "queries"):
-            return [named_set.table_path(config, name) for name in named_set.tables[config]]
-    return [_require_table(folder, "queries", split)]
+    def __init__(self, path: Path, named_set: NamedSet, gives: Callable[[Path, str], bool]) -> None:
+        super().__init__(path)
+        self._set, self._gives = named_set, gives
 
+    def find_passages(self) -> Path | None:
+        return self._find("passages", None)
 
-def judgements_path(folder: Path, split: str | None) -> Path:
-    """Return the file of a split's judgements, or the file of its training records, whose positives are judgements.
-    Raises DataError if neither exists, or if no split was named."""
-    if not is_named(folder):
-        return _folder_judgements(folder, split)
-    return _find_table(open_named_set(folder), "judgements", split) or _require_table(folder, "examples", split)
+    def require_passages(self) -> Path:
+        return self._require("passages", None)
 
+    def list_queries(self, split: str | None = None) -> list[Path]:
+        if split is None and not self._set.split:
+            for config in self._candidates("queries"):
+                return [self._set.table_path(config, name) for name in self._set.tables[config]]
+        return [self._require("queries", split)]
 
-def has_judgements(folder: Path, split: str) -> bool:
-    if is_named(folder):
-        return _find_table(open_named_set(folder), "judgements", split) is not None
-    return _folder_judgement_file(folder, split) is not None
+    def find_judgements(self, split: str) -> Path | None:
+        return self._find("judgements", split)
 
+    def require_judgements(self, split: str | None) -> Path:
+        return self._find("judgements", split) or self._require("examples", split)
 
-def examples_path(folder: Path, split: str | None) -> Path | None:
-    """Return the file or table of a split's training records, or None."""
-    return (
-        _find_table(open_named_set(folder), "examples", split) if is_named(folder) else _folder_examples(folder, split)
-    )
+    def find_examples(self, split: str | None) -> Path | None:
+        return self._find("examples", split)
 
+    def require_rankings(self) -> Path:
+        return self._require("rankings", None)
 
-def rankings_path(folder: Path) -> Path:
-    """Return the table of rankings of a named set. Raises DataError if it has none."""
-    return _require_table(folder, "rankings", None)
+    def list_splits(self) -> list[str]:
+        configs = [config for role in ("judgements", "examples") for config in self._candidates(role)]
+        splits = dict.fromkeys(split for config in configs for split in self._set.tables[config])
+        return [split for split in splits if self._set.split in ("", split)]
 
-
-def list_splits(folder: Path) -> list[str]:
-    """Return the splits of judgements or training records."""
-    if not is_named(folder):
-        return _folder_splits(folder)
-    named_set = open_named_set(folder)
-    roles = [config for role in ("judgements", "examples") for config in _candidates(named_set, role)]
-    splits = dict.fromkeys(split for config in roles for split in named_set.tables[config])
-    return [split for split in splits if named_set.split in ("", split)]
-
-
-def role_files(folder: Path, splits: Iterable[str | None] = ()) -> Iterator[Path]:
-    """Yield the files of a folder or named set for all roles and splits, as far as a library names them. `splits` are
-    further splits, because training files may have any name."""
-    if is_named(folder):
-        named_set = open_named_set(folder)
-        for config, names in named_set.tables.items():
+    def files(self, splits: Iterable[str | None] = ()) -> Iterator[Path]:
+        for config, names in self._set.tables.items():
             for name in names:
                 with suppress(DataError):  # a table that is not on this machine
-                    yield from named_set.open(config, name).files
-        return
-    files = [_folder_corpus(folder), _first(folder, _QUERIES), *_queries_of_splits(folder), *_relations(folder, None)]
-    files += [find_file(folder, "answers.jsonl")]
-    for split in dict.fromkeys((*_folder_splits(folder), *splits)):
-        files += [_folder_judgement_file(folder, split), _folder_examples(folder, split)] if split else []
-    yield from (file for file in files if file)
+                    yield from self._set.open(config, name).files
 
+    def _require(self, role: str, split: str | None) -> Path:
+        path = self._find(role, split)
+        if path is None:
+            suffix = f" of {split}" if split else ""
+            remedy = f"its tables are: {self._set.describe_tables()}. Name a table as {self._set.root}/TABLE/SPLIT"
+            raise Location(self.path).error("missing table", f"{self._set.title} has no {role}{suffix}", remedy)
+        return path
 
-def _require_table(folder: Path, role: str, split: str | None) -> Path:
-    named_set = open_named_set(folder)
-    path = _find_table(named_set, role, split)
-    if path is None:
-        suffix = f" of {split}" if split else ""
-        remedy = f"its tables are: {named_set.describe_tables()}. Name a table as {named_set.root}/TABLE/SPLIT"
-        raise Location(folder).error("missing table", f"{named_set.title} has no {role}{suffix}", remedy)
-    return path
+    def _find(self, role: str, split: str | None) -> Path | None:
+        """Return the table of a split, or None. Passages, queries and rankings may be in a table for all splits."""
+        split = self._set.split or split
+        for config in self._candidates(role):
+            splits = self._set.tables[config]
+            if split in splits:
+                return self._set.table_path(config, split or "")
+            if role in ("passages", "queries", "rankings"):
+                for whole_split in splits if len(splits) == 1 else (name for name in _WHOLE_SPLITS if name in splits):
+                    return self._set.table_path(config, whole_split)
+        return None
 
-
-def _find_table(named_set: NamedSet, role: str, split: str | None) -> Path | None:
-    """Return the table of a split, or None. A split in the set's path wins. Passages, queries and rankings may
-    be in a table for all splits."""
-    split = named_set.split or split
-    for config in _candidates(named_set, role):
-        splits = named_set.tables[config]
-        if split in splits:
-            return named_set.table_path(config, split or "")
-        if role in ("passages", "queries", "rankings"):
-            for whole_split in splits if len(splits) == 1 else (name for name in _WHOLE_SPLITS if name in splits):
-                return named_set.table_path(config, whole_split)
-    return None
-
-
-def _candidates(named_set: NamedSet, role: str) -> Iterator[str]:
-    """Yield the tables that may have records of a role: first the tables with a name of the role, then the tables with
-    other names whose rows have its format."""
-    tables = [named_set.config] if named_set.config else list(named_set.tables)
-    yield from (name for name in _TABLES[role] if name in tables)
-    role_names = {name for names in _TABLES.values() for name in names}
-    for config in tables:
-        if (
-            config not in role_names
-            and named_set.tables[config]
-            and _gives(named_set.table_path(config, named_set.tables[config][0]), role)
-        ):
-            yield config
-
-
-def _gives(path: Path, role: str) -> bool:
-    try:
-        file = detect_file(path)
-    except DataError as error:
-        if error.reason in ("unknown format", "wrong format"):
-            return False
-        raise
-    if role == "examples":
-        return file.format.examples is not None or file.format.id_examples is not None
-    return file.format.gives(role)
+    def _candidates(self, role: str) -> Iterator[str]:
+        """Yield the tables that may have records of a role: first the tables with a name of the role, then the tables
+        with other names whose rows have its format."""
+        tables = [self._set.config] if self._set.config else list(self._set.tables)
+        yield from (name for name in _TABLES[role] if name in tables)
+        role_names = {name for names in _TABLES.values() for name in names}
+        for config in tables:
+            splits = self._set.tables[config]
+            if config not in role_names and splits and self._gives(self._set.table_path(config, splits[0]), role):
+                yield config
 
 
 # Folders of files
@@ -189,68 +189,73 @@ _EXAMPLES_OF = (
     "{}.json",
     "{}.parquet",
 )
-
-
-def _folder_corpus(folder: Path) -> Path | None:
-    """Return the file of passages, or None."""
-    return _first(folder, _PASSAGES)
-
-
-def _folder_queries(folder: Path, split: str | None = None) -> list[Path]:
-    """Return the file of the split's queries, else the file of all queries, else the files of relations or splits.
-    Raises DataError if no file exists."""
-    query_file = _first(folder, [name.format(split) for name in _QUERIES_OF]) if split else None
-    query_file = query_file or _first(folder, _QUERIES)
-    if query_file:
-        return [query_file]
-    if several := _relations(folder, split) or _queries_of_splits(folder):
-        return several
-    raise missing_file_error(folder / _QUERIES[0], " (nor its .gz or .zst)")
-
-
-def _relations(folder: Path, split: str | None) -> list[Path]:
-    """Return the files of EntityQuestions, one for each relation, for one split or for all splits."""
-    return sorted(folder.glob(f"P[0-9]*.{split or '*'}.json"))
-
-
-def _queries_of_splits(folder: Path) -> list[Path]:
-    return sorted({path for name in _QUERIES_OF for end in SUFFIXES for path in folder.glob(name.format("*") + end)})
-
-
-def _folder_judgements(folder: Path, split: str | None) -> Path:
-    """Return the file of a split's judgements, or its training file, whose positives are judgements. Raises DataError
-    if neither exists, or if no split was named."""
-    if split is None:
-        raise Location(folder).error(
-            "no split", "this is a folder, and no split was named", "name a split, like 'test'"
-        )
-    path = _folder_judgement_file(folder, split) or _folder_examples(folder, split)
-    return path or require_file(folder / "qrels", f"{split}.tsv")
-
-
-def _folder_judgement_file(folder: Path, split: str) -> Path | None:
-    return _first(folder, [name.format(split) for name in _JUDGEMENTS_OF])
-
-
-def _folder_examples(folder: Path, split: str | None) -> Path | None:
-    """Return the training file of a split, or None."""
-    return _first(folder, [name.format(split) for name in _EXAMPLES_OF]) if split else None
-
-
-def _folder_splits(folder: Path) -> list[str]:
-    """Return the splits in the names of files of judgements and of training records."""
-    all_splits = {split for split in _USUAL_SPLITS if _folder_examples(folder, split)}
-    for pattern in (*_JUDGEMENTS_OF, *_EXAMPLES_OF[:5]):
-        start, end = pattern.split("{}")
-        for suffix in SUFFIXES:
-            names = (path.relative_to(folder).as_posix() for path in folder.glob(pattern.format("*") + suffix))
-            splits = {name.removesuffix(suffix)[len(start) : -len(end)] for name in names}
-            all_splits |= {split for split in splits if pattern in _JUDGEMENTS_OF or "." not in split}
-    return sorted(all_splits, key=lambda split: ([*_USUAL_SPLITS, split].index(split), split))
-
-
 _USUAL_SPLITS = ("train", "dev", "validation", "test")
 
 
-def _first(folder: Path, names: tuple[str, ...] | list[str]) -> Path | None:
-    return next((path for name in names if (path := find_file(folder, name))), None)
+class FolderLayout(Layout):
+    """The files of a folder, by their names."""
+
+    is_folder = True
+
+    def find_passages(self) -> Path | None:
+        return self._first(_PASSAGES)
+
+    def require_passages(self) -> Path:
+        return self.find_passages() or require_file(self.path, _PASSAGES[0])
+
+    def list_queries(self, split: str | None = None) -> list[Path]:
+        """Return the file of the split's queries, else the file of all queries, else those of relations or splits."""
+        if query_file := self._first(_of(_QUERIES_OF, split)) or self._first(_QUERIES):
+            return [query_file]
+        if several := self._relations(split) or self._queries_of_splits():
+            return several
+        raise missing_file_error(self.path / _QUERIES[0], " (nor its .gz or .zst)")
+
+    def find_judgements(self, split: str) -> Path | None:
+        return self._first(_of(_JUDGEMENTS_OF, split))
+
+    def require_judgements(self, split: str | None) -> Path:
+        if split is None:
+            raise Location(self.path).error(
+                "no split", "this is a folder, and no split was named", "name a split, like 'test'"
+            )
+        path = self.find_judgements(split) or self.find_examples(split)
+        return path or require_file(self.path / "qrels", f"{split}.tsv")
+
+    def find_examples(self, split: str | None) -> Path | None:
+        return self._first(_of(_EXAMPLES_OF, split))
+
+    def list_splits(self) -> list[str]:
+        all_splits = {split for split in _USUAL_SPLITS if self.find_examples(split)}
+        for pattern in (*_JUDGEMENTS_OF, *_EXAMPLES_OF[:5]):
+            start, end = pattern.split("{}")
+            for suffix in SUFFIXES:
+                names = (
+                    path.relative_to(self.path).as_posix() for path in self.path.glob(pattern.format("*") + suffix)
+                )
+                splits = {name.removesuffix(suffix)[len(start) : -len(end)] for name in names}
+                all_splits |= {split for split in splits if pattern in _JUDGEMENTS_OF or "." not in split}
+        return sorted(all_splits, key=lambda split: ([*_USUAL_SPLITS, split].index(split), split))
+
+    def files(self, splits: Iterable[str | None] = ()) -> Iterator[Path]:
+        files = [self.find_passages(), self._first(_QUERIES), *self._queries_of_splits(), *self._relations(None)]
+        files += [find_file(self.path, "answers.jsonl")]
+        for split in dict.fromkeys((*self.list_splits(), *splits)):
+            files += [self.find_judgements(split), self.find_examples(split)] if split else []
+        yield from (file for file in files if file)
+
+    def _relations(self, split: str | None) -> list[Path]:
+        """Return the files of EntityQuestions, one for each relation, for one split or for all splits."""
+        return sorted(self.path.glob(f"P[0-9]*.{split or '*'}.json"))
+
+    def _queries_of_splits(self) -> list[Path]:
+        names = (name.format("*") + suffix for name in _QUERIES_OF for suffix in SUFFIXES)
+        return sorted({path for name in names for path in self.path.glob(name)})
+
+    def _first(self, names: Iterable[str]) -> Path | None:
+        return next((path for name in names if (path := find_file(self.path, name))), None)
+
+
+def _of(names: Iterable[str], split: str | None) -> list[str]:
+    """Return the names of a split's files; none without a split."""
+    return [name.format(split) for name in names] if split else []

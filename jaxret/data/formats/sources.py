@@ -1,7 +1,7 @@
 """Queries, judgements and training data whose files and formats are detected once, when they are opened.
 
-They are opened where a `Corpus` is: in `cli/` and `api/`, or where a config is read. Printed, each is the source as the
-user named it. tests/data/formats/corpus_test.py lists the other files that open one.
+They are opened where a `Corpus` is: in `cli/` and `api/`, or where a config is read.
+tests/data/formats/corpus_test.py lists the other files that open one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,11 @@ from pathlib import Path
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import beir, trec
 from jaxret.data.formats.corpus import Corpus
-from jaxret.data.formats.detect import detect_path, parse_source
+from jaxret.data.formats.data_source import DataSource, FileSource, RoleSource
 from jaxret.data.formats.examples_by_ids import join_texts
 from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.questions import join_by_question
-from jaxret.data.formats.rankings import read_ranked_lines, run_files
-from jaxret.data.formats.source_layout import (
-    examples_path,
-    has_judgements,
-    is_folder,
-    judgements_path,
-    query_paths,
-    text_folder,
-)
+from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.formats.texts import duplicate_id_error
 from jaxret.data.libraries.open_sets import list_files
 from jaxret.data.lines import PathLike, find_file
@@ -34,26 +26,21 @@ from jaxret.data.records import Example, Judgement, Query
 
 
 @dataclass(frozen=True)
-class QuerySource:
+class QuerySource(RoleSource):
     """The queries of a folder, file or named set. If a folder has a file of queries for each split, these are the
     queries of one split, or of all splits."""
 
-    source: str  # The source as the user named it
     split: str | None  # Split of a folder or named set; None: all splits
-    is_folder: bool  # Whether the source is a folder, or a named set of several tables
     data_files: tuple[DataFile, ...]  # The files or tables with queries
 
     @classmethod
     def open(cls, source: PathLike, split: str | None = None) -> QuerySource:
         """Detect the files and their formats. Raises DataError for a file that is missing, or has no queries."""
-        format_name, path = parse_source(source)
-        in_folder = is_folder(path)
-        paths = query_paths(path, split) if in_folder else [path]
-        data_files = tuple(detect_path(query_path, format_name, "queries") for query_path in paths)
-        return cls(str(source), split, in_folder, data_files)
+        return cls.of(DataSource.open(source), split)
 
-    def __str__(self) -> str:
-        return self.source
+    @classmethod
+    def of(cls, data: DataSource, split: str | None = None) -> QuerySource:
+        return cls(data, split, tuple(data.detect(path, "queries") for path in data.layout.list_queries(split)))
 
     @cached_property
     def files(self) -> list[Path]:
@@ -87,33 +74,19 @@ class QuerySource:
 
 
 @dataclass(frozen=True)
-class JudgementSource:
+class JudgementSource(FileSource):
     """The judgements of a split of a folder or named set, or of a file; of training records, their positives."""
 
-    source: str  # As the user named it
     split: str | None  # Of a folder
-    is_folder: bool  # Whether the source is a folder, or a named set of several tables
-    file: DataFile  # The file or table with judgements
 
     @classmethod
     def open(cls, source: PathLike, split: str | None = None) -> JudgementSource:
         """Detect the file and its format. Raises DataError for a file that is missing, or has no judgements."""
-        format_name, path = parse_source(source)
-        in_folder = is_folder(path)
-        path = judgements_path(path, split) if in_folder else path
-        return cls(str(source), split, in_folder, detect_path(path, format_name, "judgements"))
+        return cls.of(DataSource.open(source), split)
 
-    def __str__(self) -> str:
-        return self.source
-
-    @cached_property
-    def files(self) -> list[Path]:
-        """The files that are read. Raises DataError if a library does not say which these are."""
-        return list(list_files(self.file.path))
-
-    def describe(self) -> str:
-        """Return the format in words."""
-        return str(self.file)
+    @classmethod
+    def of(cls, data: DataSource, split: str | None = None) -> JudgementSource:
+        return cls(data, data.detect(data.layout.require_judgements(split), "judgements"), split)
 
     def read(self, policy: Policy | None = None) -> list[Judgement]:
         """Read the judgements. Raises DataError for a bad record."""
@@ -137,7 +110,7 @@ class JudgementSource:
 
 
 @dataclass(frozen=True)
-class TrainingSource:
+class TrainingSource(RoleSource):
     """The training examples of a split of a folder or named set, or of a file.
 
     A folder's are in its file of training records for the split. If it has none, or with `negatives_run`, they are
@@ -146,9 +119,8 @@ class TrainingSource:
     the texts in their folder.
     """
 
-    source: str  # As the user named it
     split: str | None  # Of a folder
-    negatives_run: str  # A run to take negatives from; "": none
+    negatives_run: RankingSource | None  # A run to take negatives from
     file: DataFile | None  # The file or table of training records; None: examples are made of judgements
 
     @classmethod
@@ -159,52 +131,51 @@ class TrainingSource:
             DataError: a file is missing or has no examples, or a run is given for records that name their own
                 negatives.
         """
-        format_name, path = parse_source(source)
-        records: Path | None = path
-        if is_folder(path):
-            records = None if negatives_run else examples_path(path, split)
-        file = detect_path(records, format_name, "examples") if records else None
-        if file and negatives_run:
-            problem = "this file names its own negatives, and a run was given for them too"
-            raise Location(path).error("two sources", problem, "use a run with a folder that has judgements")
-        return cls(str(source), split, str(negatives_run or ""), file)
+        return cls.of(DataSource.open(source), split, RankingSource.open(negatives_run) if negatives_run else None)
 
     @classmethod
-    def find(cls, source: PathLike, split: str) -> TrainingSource | None:
-        """Return the training data of a source, or None if it has queries without positives."""
-        format_name, path = parse_source(source)
-        if is_folder(path):
-            has_some = examples_path(path, split) is not None or has_judgements(path, split)
-            return cls.open(source, split) if has_some else None
-        file = detect_path(path, format_name)
-        return cls(str(source), split, "", replace(file, role="examples")) if file.format.gives("examples") else None
+    def of(
+        cls, data: DataSource, split: str | None = None, negatives_run: RankingSource | None = None
+    ) -> TrainingSource:
+        records = None if data.is_folder and negatives_run else data.layout.find_examples(split)
+        file = data.detect(records, "examples") if records else None
+        if file and negatives_run:
+            problem = "this file names its own negatives, and a run was given for them too"
+            raise Location(data.path).error("two sources", problem, "use a run with a folder that has judgements")
+        return cls(data, split, negatives_run, file)
 
-    def __str__(self) -> str:
-        return self.source
+    @classmethod
+    def find(cls, data: DataSource, split: str) -> TrainingSource | None:
+        """Return the training data of a source, or None if it has queries without positives."""
+        if data.is_folder:
+            has_some = (data.layout.find_examples(split) or data.layout.find_judgements(split)) is not None
+        else:
+            has_some = data.file().format.gives("examples")
+        return cls.of(data, split) if has_some else None
 
     @cached_property
     def queries(self) -> QuerySource:
         """The queries beside judgements, or beside records that name ids. Raises DataError if there are none."""
-        return QuerySource.open(self._text_source, self.split)
+        return QuerySource.of(self._text_source, self.split)
 
     @cached_property
     def judgements(self) -> JudgementSource:
         """The judgements that examples are made of. Raises DataError if there are none."""
-        return JudgementSource.open(self.source, self.split)
+        return JudgementSource.of(self.data, self.split)
 
     @cached_property
     def corpus(self) -> Corpus:
         """The passages of judgements, or of records that name ids. Raises DataError if there are none."""
-        return Corpus.open(self._text_source)
+        return Corpus.of(self._text_source)
 
-    @property
-    def _text_source(self) -> PathLike:
-        return text_folder(self.file.path) if self.file else self.source
+    @cached_property
+    def _text_source(self) -> DataSource:
+        return self.data.text_source(self.file.path) if self.file else self.data
 
     @cached_property
     def files(self) -> list[Path]:
         """The files that are read, or that libraries read for it. Raises DataError for one that is missing."""
-        run = run_files(self.negatives_run) if self.negatives_run else []
+        run = self.negatives_run.files if self.negatives_run else []
         files: list[Path | None] = [self.file.path if self.file else None]
         if not self.has_texts:
             files += [self.judgements.file.path] if self.file is None else []
@@ -252,7 +223,7 @@ class TrainingSource:
 
     def _read_judged(self, policy: Policy) -> list[Example]:
         queries, judgements = read_judged_queries(self.queries, self.judgements, policy)
-        run = read_ranked_lines(self.negatives_run, policy) if self.negatives_run else None
+        run = self.negatives_run.read_ranked(policy) if self.negatives_run else None
         return beir.examples_of_judgements(queries, judgements, self.corpus.read(policy), run, policy)
 
     def has_teacher_scores(self, policy: Policy) -> bool:

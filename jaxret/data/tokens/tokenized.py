@@ -17,11 +17,10 @@ from jaxret.data.formats import (
     QuerySource,
     TrainingSource,
     parse_source,
-    run_files,
     source_name,
     source_path,
 )
-from jaxret.data.formats.rankings import read_ranked_lines, require_run_scores
+from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.records import Example, Passage
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
@@ -71,8 +70,9 @@ class ExampleSource:
         if self.pseudo_queries:
             files += self.pseudo_query_data.files
         if self.teacher_run:
-            require_run_scores(self.teacher_run, "a teacher's scores")
-            files += run_files(self.teacher_run)
+            teacher = RankingSource.open(self.teacher_run)
+            teacher.require_scores("a teacher's scores")
+            files += teacher.files
         return files
 
     def files(self) -> list[Path]:
@@ -162,7 +162,7 @@ def add_run_scores(examples: Iterable[Example], run: str, data: str, policy: Pol
     Raises:
         DataError: the run has another text for a query id. This happens if ids are row numbers of different files.
     """
-    run_lines = read_ranked_lines(run, policy)
+    run_lines = RankingSource.open(run).read_ranked(policy)
 
     def scored(example: Example) -> Example:
         query, lines = example.query, run_lines.get(example.query.id, [])
@@ -257,7 +257,7 @@ def load_or_tokenize_corpus(
 
 
 def _corpus_origin(corpus: Corpus, policy: Policy, tokenizer: TextTokenizer) -> StoreOrigin:
-    formats = {"formats": {"corpus": corpus.format_name}} if corpus.format_name else {}
+    formats = {"formats": {"corpus": corpus.data.format_name}} if corpus.data.format_name else {}
     settings = {"on_error": policy.on_error, "tokens": tokenizer.settings("passage"), **formats}
     return StoreOrigin(corpus.name, corpus.files, settings)
 

@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from jaxret.data.errors import Policy
 from jaxret.data.formats import source_path
 from jaxret.data.formats.corpus import Corpus
-from jaxret.data.formats.source_layout import has_passages, is_folder, is_named
+from jaxret.data.formats.data_source import DataSource
+from jaxret.data.libraries.named import is_named
 from jaxret.evaluation.answers import check_answers
 from jaxret.experiments.evaluate_search import require_answers
 from jaxret.experiments.evaluation_measures import choose_measures
@@ -87,14 +88,14 @@ def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> Evalu
     train = config.data.train
     if train and not is_named(path := source_path(train)) and not path.exists():
         raise FileNotFoundError(f"--config.data.train={train}: {path} does not exist")
-    folder = train if train and is_folder(source_path(train)) else ""
+    folder = train if train and DataSource.open(train).is_folder else ""
     queries = request.queries or folder
     for flag, value in (("--config.data.train", train), ("--corpus", request.corpus or folder), ("--queries", queries)):
         if not value:
             if not train:
                 raise ValueError("--config.data.train must be given: what the stages are trained on")
             raise ValueError(f"{flag} must be given: --config.data.train={train} is not a folder that has it")
-    qrels = request.qrels or (queries if is_folder(source_path(queries)) else "")
+    qrels = request.qrels or (queries if DataSource.open(queries).is_folder else "")
     corpus, source = request.corpus or training_corpus(config), EvaluationSource.open(queries, qrels, request.split)
     return EvaluationSetup(corpus, source, request.k, request.measures, request.match or "string")
 
@@ -186,11 +187,11 @@ def _check_files(stage: Stage) -> None:
 def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: EvaluationSetup) -> None:
     """Raise an error if a teacher cannot score a stage's data. A retriever scores passages by their ids in the corpus
     that it encoded, so the data must have the same texts as this corpus."""
-    corpus, path = evaluation.corpus, source_path(stage.config.data.train)
+    corpus, layout = evaluation.corpus, DataSource.open(stage.config.data.train).layout
     own_corpus: Corpus | None = None  # None if the training records contain texts
     if stage.mining:
         own_corpus = corpus
-    elif is_folder(path) and has_passages(path):
+    elif layout.is_folder and layout.find_passages():
         own_corpus = training_corpus(stage.config)
     elif not (data := training_data(stage.config)).has_texts:
         own_corpus = data.corpus

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from jaxret.data.dataset_check import CUT_LENGTHS, print_data_check
-from jaxret.data.formats import Corpus
+from jaxret.data.formats import Corpus, DataSource
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
@@ -95,7 +95,7 @@ def _count_records(case: Case, places: Places) -> Iterator[Measured]:
         print(f"== jaxret {' '.join(command)}", flush=True)
         path = Path(command[2])
         on_error = _read_flags(command).get("on_error", "error")
-        counts[path.name] = print_data_check(str(path), None, CUT_LENGTHS, on_error).counts
+        counts[path.name] = print_data_check(DataSource.open(path), None, CUT_LENGTHS, on_error).counts
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         name, _, file = measure.rpartition(" of ")
         yield Measured(case, measure, counts[file][name], 0.0, paper)

@@ -51,8 +51,8 @@ def load_documents(
     """
     plain = replace(tokenizer, query_prompt="")
     settings: dict[str, Any] = {"on_error": on_error, "documents": plain.settings()}
-    if corpus.format_name:
-        settings["formats"] = {"corpus": corpus.format_name}
+    if corpus.data.format_name:
+        settings["formats"] = {"corpus": corpus.data.format_name}
 
     def make(writer: ColumnWriter) -> dict[str, Any]:
         policy = Policy(on_error)

@@ -14,10 +14,11 @@ import pytest
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
     Corpus,
+    DataSource,
     TrainingSource,
     absolute_source,
-    describe_source,
     list_files,
+    open_role,
     read_corpus,
     read_examples,
     read_judgements,
@@ -30,6 +31,8 @@ from jaxret.data.formats import (
 from jaxret.data.formats import build_data_set as build_module
 from jaxret.data.formats.build_data_set import build_data_set
 from jaxret.data.formats.built_records import BuiltExamples
+from jaxret.data.formats.convert import Conversion
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.data.tokens.store import StoreOrigin
 from jaxret.storage.lockfile import LockedError
@@ -59,6 +62,10 @@ RECORDS: list[dict[str, Any]] = [
 ]
 
 
+def build(source: PathLike, *arguments: Any, **options: Any) -> Conversion:
+    return build_data_set(DataSource.open(source), *arguments, **options)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """BEIR with judgements of dev and test, and training records with scores, most of whose texts are not in it."""
@@ -69,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def built(folder: Path) -> Path:
-    build_data_set(folder, folder.parent / "made", "1.0.0")
+    build(folder, folder.parent / "made", "1.0.0")
     return folder.parent / "made"
 
 
@@ -83,12 +90,12 @@ def test_a_built_set_has_the_records_of_its_source(folder: Path, built: Path) ->
     assert {split: read_examples(built, split) for split in expected} == expected
     assert expected["train"] != expected["dev"] != expected["test"]
     assert read_examples(built, "train", targets=False) == read_examples(folder, "train", targets=False)
-    assert describe_source(built, "passages") == "BEIR corpus, table passages/full of made 1.0.0"
+    assert open_role(DataSource.open(built), "passages").describe() == "BEIR corpus, table passages/full of made 1.0.0"
     assert read_judgements(f"tfds:{built}/test", "dev") == JUDGED["test"]  # the name is nearer than the config
 
 
 def test_built_records_are_counted(folder: Path) -> None:
-    done = build_data_set(folder, folder.parent / "made", "1.0.0")
+    done = build(folder, folder.parent / "made", "1.0.0")
     assert done.records == {
         "passages/full": 7,
         "other_passages/full": 4,
@@ -100,7 +107,7 @@ def test_built_records_are_counted(folder: Path) -> None:
     }
     assert not +done.losses
     (folder / "train.jsonl").write_text(json.dumps({**RECORDS[0], "pos_scores": [0.1]}) + "\n")
-    done = build_data_set(folder, folder.parent / "made", "1.0.1")
+    done = build(folder, folder.parent / "made", "1.0.1")
     assert +done.losses == {"digits of scores that float32 does not have": 1}
     assert read_examples(folder.parent / "made", "train")[0].positive_scores[0] == pytest.approx(0.1, rel=1e-7)
 
@@ -121,7 +128,7 @@ def test_examples_refer_to_rows_of_the_corpus(folder: Path) -> None:
     record = {"query_id": "q1", "positive_document_ids": ["p5"], "negative_document_ids": ["p0", "p6"]}
     (folder / "train.jsonl").write_text(json.dumps(record) + "\n")
     made = folder.parent / "made"
-    assert "other_passages/full" not in build_data_set(folder, made, "1.0.0").records
+    assert "other_passages/full" not in build(folder, made, "1.0.0").records
     (example,) = BuiltExamples(Path(f"tfds:{made}/examples/train"))
     assert (example.positives, example.negatives) == ((PASSAGES[5],), (PASSAGES[0], PASSAGES[6]))
     assert read_examples(made, "train", targets=False) == [example]
@@ -131,18 +138,18 @@ def test_dpr_records_keep_the_first_positive_as_target(tmp_path: Path) -> None:
     contexts = [{"title": "t", "text": f"text {i}", "passage_id": str(i)} for i in range(3)]
     records = [{"question": "a", "answers": ["x"], "positive_ctxs": contexts[:2], "hard_negative_ctxs": contexts[2:]}]
     (tmp_path / "dpr.json").write_text(json.dumps(records))
-    build_data_set(tmp_path / "dpr.json", tmp_path / "made", "1.0.0", "train")
+    build(tmp_path / "dpr.json", tmp_path / "made", "1.0.0", "train")
     assert read_examples(tmp_path / "made", "train") == read_examples(tmp_path / "dpr.json")
     assert len(read_examples(tmp_path / "made", "train")) == 1
 
 
 def test_versions(folder: Path, built: Path) -> None:
     with pytest.raises(ValueError, match=r"version 1\.0\.0 .*\(it .*1\.0\.0\); .*--version"):
-        build_data_set(folder, built, "1.0.0")
+        build(folder, built, "1.0.0")
     write_beir(folder, PASSAGES[:6], QUERIES, {"dev": JUDGED["dev"]})
-    build_data_set(folder, built, "1.9.0", policy=Policy("skip"))
+    build(folder, built, "1.9.0", policy=Policy("skip"))
     write_beir(folder, PASSAGES[:5], QUERIES, {"dev": JUDGED["dev"]})
-    build_data_set(folder, built, "1.10.0", policy=Policy("skip"))
+    build(folder, built, "1.10.0", policy=Policy("skip"))
     assert list(read_corpus(built)) == PASSAGES[:5]
     assert list(read_corpus(f"tfds:{built}:1.0.0")) == PASSAGES
     with pytest.raises(DataError, match=r"version 2\.0\.0; .*1\.0\.0, 1\.9\.0, 1\.10\.0"):
@@ -151,7 +158,7 @@ def test_versions(folder: Path, built: Path) -> None:
 
 def test_an_unfinished_version_is_ignored(folder: Path, built: Path) -> None:
     write_beir(folder, PASSAGES[:3], QUERIES, {"test": JUDGED["test"][:1]})
-    build_data_set(folder, built, "1.1.0")
+    build(folder, built, "1.1.0")
     (built / "passages" / "1.1.0").rename(folder / "away")  # they come last
     assert list(read_corpus(built)) == PASSAGES
     assert read_judgements(built, "test") == JUDGED["test"]
@@ -166,20 +173,20 @@ def test_an_unfinished_version_is_ignored(folder: Path, built: Path) -> None:
 )
 def test_invalid_names_and_versions(name: str, version: str, message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        build_data_set(folder, folder.parent / name, version)
+        build(folder, folder.parent / name, version)
     (folder / "qrels" / "trec.dl.tsv").write_text("q1\tp1\t1\n")
     with pytest.raises(ValueError, match=r"TFDS .*named 'trec\.dl'"):
-        build_data_set(folder, folder.parent / "made", "1.0.0")
+        build(folder, folder.parent / "made", "1.0.0")
 
 
 def test_files_with_and_without_passages(folder: Path) -> None:
     made = folder.parent / "made"
-    assert build_data_set(folder / "corpus.jsonl", made, "1.0.0").records == {"passages/full": 7}
+    assert build(folder / "corpus.jsonl", made, "1.0.0").records == {"passages/full": 7}
     assert list(read_corpus(made)) == PASSAGES
     with pytest.raises(ValueError, match=r"dev\.tsv .*3 .*judgements"):
-        build_data_set(folder / "qrels" / "dev.tsv", made, "2.0.0")
+        build(folder / "qrels" / "dev.tsv", made, "2.0.0")
     with pytest.raises(ValueError, match=r"queries\.jsonl .*BEIR .*, .*queries"):
-        build_data_set(folder / "queries.jsonl", made, "2.0.0")
+        build(folder / "queries.jsonl", made, "2.0.0")
     assert [path.name for path in (made / "passages").iterdir()] == ["1.0.0"]
 
 
@@ -187,7 +194,7 @@ def test_nothing_is_written_after_a_bad_record(folder: Path) -> None:
     with open(folder / "corpus.jsonl", "a") as file:
         file.write('{"_id": "p0", "text": "again"}\n')
     with pytest.raises(DataError, match=r"corpus\.jsonl:8: passage id 'p0' was used before"):
-        build_data_set(folder, folder.parent / "made", "1.0.0")
+        build(folder, folder.parent / "made", "1.0.0")
     assert [path.name for path in folder.parent.iterdir()] == ["given"]
 
 
@@ -281,10 +288,10 @@ def test_a_killed_build_starts_again(place: int, folder: Path, tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            build_data_set(folder, tmp_path / "made", "1.0.0")
+            build(folder, tmp_path / "made", "1.0.0")
     assert len(list((tmp_path / "made").glob("*/1.0.0"))) == place - 1
     write_beir(tmp_path / "other", PASSAGES[:3], QUERIES[:2], {"test": [Judgement("q2", "p2", 1)]})
-    build_data_set(tmp_path / "other", tmp_path / "made", "1.0.0")
+    build(tmp_path / "other", tmp_path / "made", "1.0.0")
     assert list(read_corpus(tmp_path / "made")) == PASSAGES[:3]
     assert read_judgements(tmp_path / "made", "test") == [Judgement("q2", "p2", 1)]
     tables = sorted(path.parent.name for path in (tmp_path / "made").glob("*/1.0.0"))
@@ -306,7 +313,7 @@ def test_a_refused_build_removes_the_lock_of_a_killed_one(
     os.utime(built.parent / f".{built.name}.{'0' * 24}.tmp", (0, 0))
     assert sorted(path.name for path in built.glob(".*")) == [".lock", ".lock.json"]
     with pytest.raises(ValueError, match=r"has version 1\.0\.0 already"):
-        build_data_set(folder, built, "1.0.0")
+        build(folder, built, "1.0.0")
     assert "that process is gone: taken over" in capsys.readouterr().err
     assert not [path.name for path in built.parent.rglob(".*")]
 
@@ -317,12 +324,12 @@ def test_a_second_build_of_one_folder_is_refused(folder: Path, tmp_path: Path, m
 
     def then(*args: Any) -> None:
         with pytest.raises(LockedError, match="building a data set") as error:
-            build_data_set(folder, tmp_path / "made", "1.0.0")
+            build(folder, tmp_path / "made", "1.0.0")
         refused.append(error)
         write(*args)
 
     monkeypatch.setattr(build_module.tfds, "write_tfds_table", then)
-    build_data_set(folder, tmp_path / "made", "1.0.0")
+    build(folder, tmp_path / "made", "1.0.0")
     assert refused
     assert list(read_corpus(tmp_path / "made")) == PASSAGES
 
@@ -330,7 +337,7 @@ def test_a_second_build_of_one_folder_is_refused(folder: Path, tmp_path: Path, m
 def test_a_failed_build_leaves_no_files(tmp_path: Path) -> None:
     write_beir(tmp_path / "none", [], QUERIES, {"test": []})
     with pytest.raises(ValueError, match="has no passage"):
-        build_data_set(tmp_path / "none", tmp_path / "made", "1.0.0")
+        build(tmp_path / "none", tmp_path / "made", "1.0.0")
     assert [path.name for path in tmp_path.iterdir()] == ["none"]
     with pytest.raises(ValueError, match=r"FOLDER=.*: .*none/typo; .*correct"):
-        build_data_set(tmp_path / "none", tmp_path / "none" / "typo" / "made", "1.0.0")
+        build(tmp_path / "none", tmp_path / "none" / "typo" / "made", "1.0.0")

@@ -16,7 +16,7 @@ import pytest
 
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
-    detect_file,
+    DataSource,
     read_corpus,
     read_examples,
     read_judgements,
@@ -25,14 +25,23 @@ from jaxret.data.formats import (
     write_beir,
     write_run,
 )
-from jaxret.data.formats.convert import FOLDERS, convert_data
+from jaxret.data.formats.convert import FOLDERS, Conversion, convert_data
 from jaxret.data.formats.detect import FORMATS, FORMATS_BY_NAME
 from jaxret.data.formats.example_writers import make_tevatron_record
-from jaxret.data.formats.format import content_id
+from jaxret.data.formats.format import DataFile, content_id
 from jaxret.data.formats.writers import WRITERS
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 NASTY = ['say "hi" \\n', "naïve café 東京 🎉", "line\u2028separator", "{'x'}, [y]", "plain text"]
+
+
+def convert(source: PathLike, *arguments: Any, **options: Any) -> Conversion:
+    return convert_data(DataSource.open(source), *arguments, **options)
+
+
+def detect(source: PathLike, role: str = "") -> DataFile:
+    return DataSource.open(source).file(role)
 
 
 def passage(text: str, title: str = "") -> Passage:
@@ -81,14 +90,14 @@ def test_training_files_round_trip(name: str, other: str, tmp_path: Path) -> Non
     else:
         write = originals
     assert not written(tmp_path / "a", name, write)
-    assert detect_file(tmp_path / "a").format.name == name
-    done = convert_data(tmp_path / "a", tmp_path / "b", other)
-    assert detect_file(tmp_path / "b").format.name == other
+    assert detect(tmp_path / "a").format.name == name
+    done = convert(tmp_path / "a", tmp_path / "b", other)
+    assert detect(tmp_path / "b").format.name == other
     changed = {kind for kind in +done.losses if "targets" in kind}
     assert bool(changed) == (FORMATS_BY_NAME[name].every_positive != FORMATS_BY_NAME[other].every_positive)
     assert not set(+done.losses) - {"queries' ids"} - changed, str(done)
     assert f"{len(originals)} in {tmp_path / 'b'}" in str(done)
-    convert_data(tmp_path / "b", tmp_path / "c", name)
+    convert(tmp_path / "b", tmp_path / "c", name)
     for path in ("a", "b", "c"):
         copies = read_examples(tmp_path / path, targets=False)
         if {name, other} & {"st.tuples", "msmarco.triples"}:
@@ -143,11 +152,11 @@ def test_scores_that_triplets_cannot_hold_are_counted(tmp_path: Path) -> None:
 def test_texts_with_tabs_are_refused_in_tables(tmp_path: Path) -> None:
     texts = [Passage("1", "a\tb\nc"), Passage("2", "d", "title")]
     write_beir(tmp_path / "data", texts, [Query("q", "a", ("x",))], {})
-    done = convert_data(tmp_path / "data", tmp_path / "collection.tsv.gz", "msmarco.texts", role="passages")
+    done = convert(tmp_path / "data", tmp_path / "collection.tsv.gz", "msmarco.texts", role="passages")
     assert +done.losses == {"texts with tabs or line ends": 1, "titles (joined to the texts)": 1}
     assert list(read_corpus(tmp_path / "collection.tsv.gz")) == [Passage("1", "a b c"), Passage("2", "title d")]
     assert "not held: " in str(done)
-    assert +convert_data(tmp_path / "data", tmp_path / "q", "msmarco.texts", role="queries").losses == {
+    assert +convert(tmp_path / "data", tmp_path / "q", "msmarco.texts", role="queries").losses == {
         "queries' answers": 1
     }
 
@@ -198,7 +207,7 @@ def test_targets_stay_or_are_counted(name: str, tmp_path: Path) -> None:
     WRITERS["dpr.examples"]["examples"](folder / "train.json", [one])
     source = folder if name in FOLDERS else folder / "train.json"
     made = folder.parent / "made" if name in FOLDERS else folder / "train.jsonl"
-    done = convert_data(source, made, name)
+    done = convert(source, made, name)
     kept = len(read_examples(made if name in FOLDERS else f"{name}:{made}", "train")) == 1
     assert kept == (name in ("dpr", "dpr.examples", "tevatron.first"))
     assert sum(count for kind, count in done.losses.items() if "targets" in kind) == (not kept)
@@ -207,10 +216,10 @@ def test_targets_stay_or_are_counted(name: str, tmp_path: Path) -> None:
 def test_a_tevatron_folder_holds_answers_and_instructions(tmp_path: Path) -> None:
     query = Query("q", "question", ("an answer",), "find songs")
     write_beir(tmp_path / "given", [passage("good")], [query], {"train": [Judgement("q", passage("good").id, 1)]})
-    assert not +convert_data(tmp_path / "given", tmp_path / "made", "tevatron").losses
+    assert not +convert(tmp_path / "given", tmp_path / "made", "tevatron").losses
     assert read_queries(tmp_path / "made") == [query]
     assert [one.query for one in read_examples(tmp_path / "made", "train")] == [query]
-    lost = convert_data(tmp_path / "given", tmp_path / "dpr", "dpr").losses
+    lost = convert(tmp_path / "given", tmp_path / "dpr", "dpr").losses
     assert +lost == {"queries' ids": 1, "queries' instructions": 1}
 
 
@@ -235,7 +244,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["beir", "msmarco", "tevatron"])
 def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
-    done = convert_data(folder, tmp_path / name, name)
+    done = convert(folder, tmp_path / name, name)
     if name == "msmarco":
         assert set(+done.losses) == {"titles (joined to the texts)"}
         assert [(p.id, p.text.removeprefix("title ")) for p in read_corpus(tmp_path / name)] == [
@@ -244,7 +253,7 @@ def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     else:
         assert not +done.losses
         assert list(read_corpus(tmp_path / name)) == list(read_corpus(folder))
-    convert_data(tmp_path / name, tmp_path / "back", "beir")
+    convert(tmp_path / name, tmp_path / "back", "beir")
     assert sorted(q.id for q in read_queries(tmp_path / "back")) == [q.id for q in read_queries(folder)]
     for split in ("train", "dev", "test"):
         judged = set(read_judgements(folder, split))
@@ -281,7 +290,7 @@ def test_values_lost_in_a_folder_are_counted(name: str, lost: dict[str, int], fo
     lines = (folder / "queries.jsonl").read_text()
     (folder / "queries.jsonl").write_text(lines + '{"_id": "q5", "text": "nobody judged this"}\n')
     (folder / "qrels" / "test.tsv").write_text("q4\tp6\t2\nq3\tp7\t0\n")
-    done = convert_data(folder, tmp_path / name, name)
+    done = convert(folder, tmp_path / name, name)
     assert dict(+done.losses) == lost
 
 
@@ -297,13 +306,11 @@ def test_judgements_come_before_training_records(folder: Path, tmp_path: Path) -
     judged = [Judgement("q0", "p0", 3), Judgement("q0", "p2", 0)]
     assert read_judgements(folder, "train") == judged
     assert [p.id for p in read_examples(folder, "train")[0].negatives] == ["p9", "p2"]
-    done = convert_data(folder, tmp_path / "beir", "beir")
+    done = convert(folder, tmp_path / "beir", "beir")
     assert read_judgements(tmp_path / "beir", "train") == judged
     assert +done.losses == {"passages of training records that nobody judged": 1}
-    assert (+convert_data(folder, tmp_path / "ms", "msmarco").losses)[
-        "passages of training records that nobody judged"
-    ] == 1
-    assert (+convert_data(folder, tmp_path / "tevatron", "tevatron").losses)["grades above 1"] == 1
+    assert (+convert(folder, tmp_path / "ms", "msmarco").losses)["passages of training records that nobody judged"] == 1
+    assert (+convert(folder, tmp_path / "tevatron", "tevatron").losses)["grades above 1"] == 1
 
 
 @pytest.mark.slow
@@ -312,9 +319,9 @@ def test_a_parquet_file_that_begins_with_empty_lists(tmp_path: Path) -> None:
     rows = [{"query": f"q {i}", "pos": [f"good {i}"], "neg": []} for i in range(1500)]
     rows += [{"query": "last", "pos": ["good"], "neg": ["bad"]}]
     (tmp_path / "a").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    convert_data(tmp_path / "a", tmp_path / "b.parquet", "flag.examples")
+    convert(tmp_path / "a", tmp_path / "b.parquet", "flag.examples")
     assert read_examples(tmp_path / "b.parquet") == read_examples(tmp_path / "a")
-    convert_data(f"flag.examples:{tmp_path / 'a'}", tmp_path / "none.parquet", "flag.examples")
+    convert(f"flag.examples:{tmp_path / 'a'}", tmp_path / "none.parquet", "flag.examples")
 
 
 def test_a_parquet_file_whose_passages_have_scores_late(tmp_path: Path) -> None:
@@ -328,15 +335,15 @@ def test_a_parquet_file_whose_passages_have_scores_late(tmp_path: Path) -> None:
         (tmp_path / "given.jsonl").write_text("\n".join(rows) + "\n")
         if count == 1024:  # the columns are decided
             with pytest.raises(DataError, match="'score'"):
-                convert_data(tmp_path / "given.jsonl", tmp_path / "late.parquet", "tevatron.examples")
+                convert(tmp_path / "given.jsonl", tmp_path / "late.parquet", "tevatron.examples")
             assert not (tmp_path / "late.parquet").exists()
         else:
-            convert_data(tmp_path / "given.jsonl", tmp_path / "early.parquet", "tevatron.examples")
+            convert(tmp_path / "given.jsonl", tmp_path / "early.parquet", "tevatron.examples")
             assert read_examples(tmp_path / "early.parquet")[-1].score_count == scored.score_count
 
 
 def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path: Path) -> None:
-    done = convert_data(folder, tmp_path / "dpr", "dpr")
+    done = convert(folder, tmp_path / "dpr", "dpr")
     assert done.records["train.json"] == 2
     assert list(read_corpus(tmp_path / "dpr")) == list(read_corpus(folder))
     texts = [
@@ -346,7 +353,7 @@ def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path:
     assert texts[0] == texts[1]
     originals = examples(scores=True, ids=False)
     written(tmp_path / "flag.jsonl", "flag.examples", originals)
-    done = convert_data(tmp_path / "flag.jsonl", tmp_path / "new", "beir", split="train")
+    done = convert(tmp_path / "flag.jsonl", tmp_path / "new", "beir", split="train")
     assert +done.losses == {"scores": 22}
     assert read_examples(tmp_path / "new", "train", targets=False) == examples(ids=False)
 
@@ -355,31 +362,31 @@ def test_rankings_and_judgements_round_trip(tmp_path: Path) -> None:
     run = {"q1": [("p1", 2.5), ("p2", 1.25)], "q2": [(f"p{i}", 9.5 - i) for i in range(1, 8)]}
     write_run(tmp_path / "a", run, "t")
     for name in ("trec.run", "tevatron.run"):
-        convert_data(tmp_path / "a", tmp_path / "b", name)
-        assert detect_file(tmp_path / "b").format.name == name
+        convert(tmp_path / "a", tmp_path / "b", name)
+        assert detect(tmp_path / "b").format.name == name
         assert read_run(tmp_path / "b") == run
-    done = convert_data(tmp_path / "a", tmp_path / "b", "msmarco.run")
+    done = convert(tmp_path / "a", tmp_path / "b", "msmarco.run")
     assert +done.losses == {"scores": 9}
     assert [key for key, _ in read_run(f"msmarco.run:{tmp_path / 'b'}")["q2"]] == [key for key, _ in run["q2"]]
     (tmp_path / "qrels").write_text("q1 0 p1 3\nq1 0 p2 0\nq2 0 p1 1\n")
     for name in ("trec.qrels", "beir.qrels", "st.labels"):
-        convert_data(tmp_path / "qrels", tmp_path / "b", name)
-        assert detect_file(tmp_path / "b").format.name == name
+        convert(tmp_path / "qrels", tmp_path / "b", name)
+        assert detect(tmp_path / "b").format.name == name
         assert read_judgements(tmp_path / "b") == read_judgements(tmp_path / "qrels")
 
 
 @pytest.mark.parametrize("name", sorted(name for name, writers in WRITERS.items() if "passages" in writers))
 def test_corpora_and_queries_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
-    convert_data(folder, tmp_path / "a", name, role="passages")
-    assert detect_file(tmp_path / "a", "passages").format.name == name
+    convert(folder, tmp_path / "a", name, role="passages")
+    assert detect(tmp_path / "a", "passages").format.name == name
     texts = [(p.id, p.text.removeprefix("title ")) for p in read_corpus(tmp_path / "a")]
     assert texts == [(p.id, p.text) for p in read_corpus(folder)]
 
 
 @pytest.mark.parametrize("name", ["beir.texts", "msmarco.texts", "tevatron.queries"])
 def test_queries_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
-    convert_data(folder, tmp_path / "a", name, role="queries")
-    assert detect_file(tmp_path / "a", "queries").format.name == name
+    convert(folder, tmp_path / "a", name, role="queries")
+    assert detect(tmp_path / "a", "queries").format.name == name
     assert read_queries(tmp_path / "a") == read_queries(folder)
 
 
@@ -391,7 +398,7 @@ def test_other_containers(end: str, tmp_path: Path) -> None:
         pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     originals = examples(scores=True, ids=False)
     written(tmp_path / "a", "flag.examples", originals)
-    convert_data(tmp_path / "a", tmp_path / f"b{end}", "flag.examples")
+    convert(tmp_path / "a", tmp_path / f"b{end}", "flag.examples")
     assert (tmp_path / f"b{end}").read_bytes() != (tmp_path / "a").read_bytes()
     assert read_examples(tmp_path / f"b{end}", targets=False) == originals
 
@@ -399,14 +406,14 @@ def test_other_containers(end: str, tmp_path: Path) -> None:
 def test_unsupported_targets_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("q1 0 p1 1\n{\n")
     with pytest.raises(ValueError, match=r"--to=brr: .*format .*written"):
-        convert_data(tmp_path / "a", tmp_path / "b", "brr")
+        convert(tmp_path / "a", tmp_path / "b", "brr")
     with pytest.raises(ValueError, match=r"judgements, .*trec\.run .*rankings"):
-        convert_data(tmp_path / "a", tmp_path / "b", "trec.run")
+        convert(tmp_path / "a", tmp_path / "b", "trec.run")
     with pytest.raises(DataError, match=r"a:2: this line has 1 columns"):
-        convert_data(tmp_path / "a", tmp_path / "b", "trec.qrels")
+        convert(tmp_path / "a", tmp_path / "b", "trec.qrels")
     assert not (tmp_path / "b").exists()
     policy = Policy("skip")
-    assert convert_data(tmp_path / "a", tmp_path / "b", "trec.qrels", policy=policy).records == {str(tmp_path / "b"): 1}
+    assert convert(tmp_path / "a", tmp_path / "b", "trec.qrels", policy=policy).records == {str(tmp_path / "b"): 1}
     assert policy.skip_counts == {"wrong columns": 1}
 
 
@@ -436,12 +443,12 @@ def test_a_folder_is_complete_or_absent(
     while not (tmp_path / "out").exists():
         left[0] = kills
         with contextlib.suppress(KeyboardInterrupt):
-            convert_data(folder, tmp_path / "out", name)
+            convert(folder, tmp_path / "out", name)
         kills += 1
     assert kills > 3, "there were several files"
     assert list(read_corpus(tmp_path / "out"))
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     with pytest.raises(FileExistsError, match=f"{tmp_path}/out is there already"):
-        convert_data(folder, tmp_path / "out", name)
+        convert(folder, tmp_path / "out", name)
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from jaxret.data.chunks import ChunkOptions
+from jaxret.data.dataset_check import check_data
 from jaxret.data.formats import (
     Corpus,
+    DataSource,
     Policy,
     QuerySource,
     TrainingSource,
-    detect,
+    data_source,
     file_sample,
     read_examples,
     read_judgements,
@@ -27,7 +29,9 @@ from jaxret.data.formats import (
     write_dpr_examples,
     write_run,
 )
-from jaxret.data.formats.example_writers import write_tevatron_examples
+from jaxret.data.formats.build_data_set import build_data_set
+from jaxret.data.formats.convert import convert_data
+from jaxret.data.formats.example_writers import write_tevatron_examples, write_tevatron_id_examples
 from jaxret.data.records import Query
 from jaxret.experiments.chunk_data import chunk_data, open_texts
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -65,14 +69,7 @@ OPENING = ("Corpus.open", "read_corpus")
 # Files below the interfaces that open a corpus, and why no caller can.
 DOORS = {
     "data/formats/corpus.py": "read_corpus is a pass over a corpus that nobody opened",
-    "data/formats/readers.py": "describes a source of any role",
-    "data/formats/sources.py": "examples and judgements whose texts are in the corpus of their data set",
-    "data/formats/convert.py": "a source of any role is converted",
-    "data/formats/dataset.py": "a data set as a whole",
-    "data/dataset_check.py": "a source of any role is checked",
     "experiments/rerank.py": "the corpus is looked for after the request is checked",
-    "experiments/chunk_data.py": "the source is a corpus or training records",
-    "experiments/vector_diversity.py": "the source is a data set or training records",
     "experiments/beir.py": "the sets of a folder are listed here",
     "experiments/mteb/run_mteb.py": "the tasks that are folders are found here",
     "experiments/mteb/mteb_searcher.py": "the corpus is written here",
@@ -85,17 +82,26 @@ DOORS = {
     "training/config_sources.py": "keys of a config",
 }
 
-SOURCES = ("QuerySource", "JudgementSource", "TrainingSource", "EvaluationSource", "JudgedSource")
-# The same of queries, judgements and training data.
+SOURCES = (
+    "DataSource",
+    "QuerySource",
+    "JudgementSource",
+    "TrainingSource",
+    "RankingSource",
+    "EvaluationSource",
+    "JudgedSource",
+)
+# The same of queries, judgements, training data, rankings, and sources of any role.
 SOURCE_DOORS = {
-    "data/dataset_check.py": "a source of any role is checked",
-    "data/formats/convert.py": "a source of any role is converted",
-    "data/formats/dataset.py": "a data set as a whole",
+    "data/formats/corpus.py": "a corpus that nobody opened",
+    "data/formats/data_source.py": "the folder of the texts of a file of ids",
+    "data/formats/rankings.py": "rankings that nobody opened",
     "data/formats/readers.py": "a pass over a source that nobody opened",
-    "data/formats/sources.py": "training data open their queries and judgements",
+    "data/formats/sources.py": "a source that nobody opened, or a run of negatives",
     "data/tokens/tokenized.py": "keys of a config",
     "demo/demo.py": "the files were written here",
     "experiments/beir.py": "the sets of a folder are listed here",
+    "experiments/chunk_data.py": "the source is a corpus or training records",
     "experiments/build_index.py": "the queries of the options",
     "experiments/evaluation_queries.py": "an evaluation opens its queries and judgements",
     "experiments/fuse_runs.py": "the paths of a request",
@@ -108,6 +114,8 @@ SOURCE_DOORS = {
     "experiments/search_job.py": "the paths of a request",
     "experiments/sweeps/run_sweep.py": "the data of the reports of diversity",
     "experiments/vector_diversity.py": "the source is a data set or training records",
+    "mining/mining_job.py": "the files of pools",
+    "mining/pools.py": "the file of a pool",
     "mining/training_queries.py": "the source has examples or queries alone",
     "training/config_sources.py": "keys of a config",
 }
@@ -155,13 +163,13 @@ def run(root: Path) -> Run:
 def openings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Name of a file -> how often its format was detected."""
     counts: Counter[str] = Counter()
-    read_sample = detect.read_sample
+    read_sample = data_source.read_sample
 
     def counted(path: Path) -> Any:
         counts[path.name] += 1
         return read_sample(path)
 
-    monkeypatch.setattr(detect, "read_sample", counted)
+    monkeypatch.setattr(data_source, "read_sample", counted)
     return counts
 
 
@@ -319,6 +327,61 @@ def test_chunks_of_training_records_detect_the_file_once(
         assert counts["train.json"] == 1, counts
 
 
+def convert_to(name: str) -> Callable[[DataSource, Path], object]:
+    def convert(source: DataSource, out: Path) -> None:
+        out.touch() if "." in name else None  # what is replaced is compared with the files of the source
+        convert_data(source, out, name)
+
+    return convert
+
+
+def build(source: DataSource, out: Path) -> None:
+    build_data_set(source, out, "1.0.0")
+
+
+WORK: dict[str, Callable[[DataSource, Path], object]] = {
+    "check": lambda source, out: check_data(source),
+    "to a file": convert_to("tevatron.examples"),
+    "to a folder": convert_to("msmarco"),
+    "build": build,
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("kind", ["folder", "records", "ids"])
+def test_a_source_of_any_roles_detects_each_file_once(
+    work: str, kind: str, root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    """A folder, a file of training records, and one of records by ids, whose texts are in the folder."""
+    if work == "build":
+        pytest.importorskip("tensorflow_datasets")
+    path = folder = Path(shutil.copytree(root / "data", tmp_path / "data"))
+    if kind == "records":
+        path = tmp_path / "train.json"
+        write_dpr_examples(path, read_examples(folder, "train", targets=False))
+    elif kind == "ids":
+        path = folder / "train.jsonl"
+        write_tevatron_id_examples(path, read_examples(folder, "train", targets=False))
+    openings.clear()
+    samples.clear()
+    WORK[work](DataSource.open(path), tmp_path / "out")
+    names = {"folder": ["corpus.jsonl", "queries.jsonl", "train.tsv"], "records": ["train.json"]}
+    for counts in (openings, samples):
+        assert set(counts.values()) == {1}, counts
+        assert counts.keys() >= set(names.get(kind, ["train.jsonl"])), counts
+
+
+def test_rankings_detect_the_file_once(
+    rankings: str, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    openings.clear()
+    samples.clear()
+    convert_data(DataSource.open(rankings), tmp_path / "ranks.tsv", "msmarco.run")
+    check_data(DataSource.open(tmp_path / "ranks.tsv"))
+    for counts in (openings, samples):
+        assert (counts["one.trec"], counts["ranks.tsv"]) == (1, 1), counts
+
+
 def test_encoding_and_a_query_read_the_start_of_the_file_once_each(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +398,7 @@ def test_encoding_and_a_query_read_the_start_of_the_file_once_each(
 
         monkeypatch.setattr(module, name, counted)
 
-    count(detect, "read_sample")
+    count(data_source, "read_sample")
     count(file_sample, "_read_beginning")  # opens the file
     folder = encode_corpus(run, Corpus.open(path), "few", progress=False).folder
     assert calls == {"read_sample": 1, "_read_beginning": 1}

@@ -19,10 +19,10 @@ from jaxret.data.compression import zstandard_module
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
     Corpus,
+    DataSource,
     TrainingSource,
     beir,
-    describe_source,
-    detect_file,
+    open_role,
     parquet,
     parse_source,
     read_corpus,
@@ -33,8 +33,17 @@ from jaxret.data.formats import (
     write_beir,
 )
 from jaxret.data.formats.detect import FORMATS, FORMATS_BY_NAME
-from jaxret.data.lines import write_text
+from jaxret.data.formats.format import DataFile
+from jaxret.data.lines import PathLike, write_text
 from jaxret.data.records import Example, Judgement, Passage, Query
+
+
+def detect(source: PathLike, role: str = "") -> DataFile:
+    return DataSource.open(source).file(role)
+
+
+def describe(source: PathLike, role: str, split: str | None = None) -> str:
+    return open_role(DataSource.open(source), role, split).describe()
 
 
 def table(*rows: str) -> str:
@@ -125,9 +134,9 @@ def test_detection_ignores_the_file_name(name: str, text: str, role: str, tmp_pa
         "c.tsv": gzip.compress(text.replace("\n", "\r\n").encode()),  # no .gz, and line ends of Windows
     }.items():
         (tmp_path / path).write_bytes(data)
-        assert detect_file(tmp_path / path).format.name == name
-        assert detect_file(tmp_path / path, role).format.name == name
-        assert role in detect_file(tmp_path / path).format.roles()
+        assert detect(tmp_path / path).format.name == name
+        assert detect(tmp_path / path, role).format.name == name
+        assert role in detect(tmp_path / path).format.roles()
         if name not in (
             "msmarco.named",
             "msmarco.negatives",
@@ -189,11 +198,11 @@ def test_ambiguous_content_is_read_as_the_requested_kind(tmp_path: Path) -> None
     path.write_text(table("1 | river", "2 | music"))
     assert list(read_corpus(path)) == [Passage("1", "river"), Passage("2", "music")]
     path.write_text(table("1 | river"))
-    assert (describe_source(path, "passages"), describe_source(path, "queries")) == (
+    assert (describe(path, "passages"), describe(path, "queries")) == (
         "MS MARCO collection, 2 columns",
         "MS MARCO queries, 2 columns",
     )
-    assert str(detect_file(path)) == "MS MARCO collection or queries, 2 columns"
+    assert str(detect(path)) == "MS MARCO collection or queries, 2 columns"
 
 
 @pytest.mark.parametrize("pairs", [("q1 | p1", "q2 | p2"), ("qid | pid", "1 | 7", "2 | 9"), ("1 | doc-8",)])
@@ -295,7 +304,7 @@ def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path
 def test_the_error_for_an_unknown_format_names_the_nearest(text: str, role: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text, errors="surrogateescape")
     with pytest.raises(DataError, match=message):
-        detect_file(tmp_path / "a", role)
+        detect(tmp_path / "a", role)
 
 
 @pytest.mark.parametrize("role", ["passages", "queries", "examples"])
@@ -304,10 +313,10 @@ def test_judgements_of_a_data_set_are_answered_with_its_folder(role: str, tmp_pa
     judgements = tmp_path / "qrels" / "test.tsv"
     judgements.write_text(table("query-id | corpus-id | score", "q1 | p1 | 1"))
     with pytest.raises(DataError, match=rf"no {role}; {role} are in: "):
-        detect_file(judgements, role)
+        detect(judgements, role)
     (tmp_path / "corpus.jsonl").write_text(records({"_id": "p1", "text": "river"}))
     with pytest.raises(DataError, match=rf"{role}; .*folder .*{re.escape(str(tmp_path))}"):
-        detect_file(judgements, role)
+        detect(judgements, role)
 
 
 def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,19 +324,19 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path, monkey
         (tmp_path / f"a{i}").touch()
     (tmp_path / "corpus.jsonl").touch()
     with pytest.raises(DataError, match=rf"did you mean {tmp_path}/corpus\.jsonl\? {tmp_path} holds a0, "):
-        detect_file(tmp_path / "corpus.json")
+        detect(tmp_path / "corpus.json")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"^no: .*exist; .*a0"):
-        detect_file("no")
+        detect("no")
     with pytest.raises(DataError, match=r"^a0/corpus\.jsonl: .*exist; .*a0"):
-        detect_file("a0/corpus.jsonl")
+        detect("a0/corpus.jsonl")
 
 
 def test_a_broken_line_does_not_change_the_format(tmp_path: Path) -> None:
     """Such a line is counted or named where it is read."""
     broken = '{"_id": "b", "text": "a"}'.encode("utf-16") + b"\n"
     (tmp_path / "a").write_bytes(records({"_id": "a", "text": "x"}).encode() + broken)
-    assert str(detect_file(tmp_path / "a", "passages")).startswith("BEIR corpus")
+    assert str(detect(tmp_path / "a", "passages")).startswith("BEIR corpus")
 
 
 def test_a_format_can_be_forced(tmp_path: Path) -> None:
@@ -581,7 +590,7 @@ def test_a_parquet_file_without_pyarrow(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"a: .*parquet .*package"):
-        detect_file(tmp_path / "a")
+        detect(tmp_path / "a")
 
 
 def test_a_zstandard_file_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,7 +658,7 @@ def test_real_samples(name: str, data_dir: Path) -> None:
     path, (format_name, role, count) = data_dir / "format-samples" / name, REAL[name]
     if not path.exists():
         pytest.skip(f"{path} is not there")
-    assert detect_file(path, role).format.name == format_name
+    assert detect(path, role).format.name == format_name
     assert len(read(path, role)) == count
 
 
@@ -703,7 +712,7 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
 def test_similar_tables_have_no_format(line: str, role: str, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("".join(line.format(number) for number in range(20)))
     with pytest.raises(DataError, match=r"not a format|holds .* and no"):
-        detect_file(tmp_path / "t.tsv", role)
+        detect(tmp_path / "t.tsv", role)
 
 
 def test_json_records_in_a_table_are_an_error(tmp_path: Path) -> None:
@@ -759,7 +768,7 @@ def test_judgements_in_records_do_not_contradict_each_other(name: str, tmp_path:
 
     path = tmp_path / "a"
     path.write_text(records(of(1), of(1)))
-    assert detect_file(path).format.name == name
+    assert detect(path).format.name == name
     assert read_judgements(path) == [Judgement("q", "p", 1)]
     path.write_text(records(of(1), of(1), of(0)))
     with pytest.raises(DataError, match=r"a:3.*: score 0 for \('q', 'p'\) contradicts .*(line 1|1, doc)"):
@@ -808,8 +817,8 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
     with_header, without = tmp_path / "a", tmp_path / "b"
     with_header.write_text(table(*lines))
     without.write_text(table(*lines[1:]))
-    assert detect_file(with_header, role).format == detect_file(without, role).format
-    if detect_file(without, role).format.name == "msmarco.named":  # whose texts are not here
+    assert detect(with_header, role).format == detect(without, role).format
+    if detect(without, role).format.name == "msmarco.named":  # whose texts are not here
         write_beir(tmp_path, [Passage("p1", "x"), Passage("p2", "y")], [Query("q1", "a")], {})
     policy = Policy()
     readers: dict[str, Callable[[Path], Any]] = {
@@ -847,6 +856,6 @@ def test_a_third_column_of_scores_or_labels_is_no_negative(rows: list[str], role
 def test_unknown_keys_are_printed_once(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"_id": "1", "text": "x", "url": "u"}, {"_id": "2", "text": "y", "metadata": {}}))
-    assert describe_source(path, "passages") == "BEIR corpus, JSON lines (other keys: url, metadata)"
+    assert describe(path, "passages") == "BEIR corpus, JSON lines (other keys: url, metadata)"
     path.write_text(records({"_id": "1", "text": "x", "title": "t"}))
-    assert describe_source(path, "passages") == "BEIR corpus, JSON lines"
+    assert describe(path, "passages") == "BEIR corpus, JSON lines"

@@ -18,6 +18,7 @@ from jaxret.data import formats
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats import (
     Corpus,
+    DataSource,
     read_corpus,
     read_examples,
     read_judgements,
@@ -32,7 +33,6 @@ from jaxret.data.formats import (
 from jaxret.data.formats import (
     corpus as corpus_module,
 )
-from jaxret.data.formats.detect import detect_file
 from jaxret.data.record_checks import check_question
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.evaluation.metrics import evaluate
@@ -616,7 +616,10 @@ def test_errors_of_missing_files_list_existing_ones(folder: Path) -> None:
             lambda: read_corpus(lines(folder / "only", '{"_id": "a", "text": "x"')),
             r"only:1: this is not JSON \(.*\); write one whole JSON value",
         ),
-        (lambda: detect_file(lines(folder / "bare.jsonl", "", "", '{"_id": "a"')), r"bare\.jsonl:3: this is not JSON"),
+        (
+            lambda: DataSource.open(lines(folder / "bare.jsonl", "", "", '{"_id": "a"')).file(),
+            r"bare\.jsonl:3: this is not JSON",
+        ),
         (lambda: read_corpus(lines(folder / "list", '[{"_id": "a"')), r"list:1: this is not JSON"),
     ]
     for attempt, message in cases:

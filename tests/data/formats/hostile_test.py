@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 
 from jaxret.data.errors import DataError
-from jaxret.data.formats import detect_file, read_corpus, read_examples, read_judgements, read_run
+from jaxret.data.formats import DataSource, read_corpus, read_examples, read_judgements, read_run
+from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.parquet import read_parquet
 from tests.pipeline import run_measured
 
 LONG = "1" * 5_000  # digits; Python reads 4,300
 HUGE = 10**400  # more than a float holds
+
+
+def detect(path: Path) -> DataFile:
+    return DataSource.open(path).file()
 
 
 def written(path: Path, *rows: str | dict[str, Any]) -> Path:
@@ -73,13 +78,13 @@ def test_a_long_line_that_is_no_json(line: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a(:1)?: th"):
         list(read_corpus(written(tmp_path / "a", line)))
     with pytest.raises(DataError, match=r"a(:1)?: th"):
-        detect_file(tmp_path / "a")
+        detect(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.tsv.gz"])
 def test_a_pipe_is_refused_at_once(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)  # nobody writes into it: opening it would wait
-    for read in (read_corpus, read_judgements, detect_file):
+    for read in (read_corpus, read_judgements, detect):
         with pytest.raises(DataError, match=rf"{name}: .*pipe, .*once"):
             read(tmp_path / name)
     if name == "corpus.jsonl":
@@ -103,8 +108,8 @@ def test_a_small_parquet_file_with_long_values(pyarrow: Any, tmp_path: Path) -> 
     parquet.write_table(pyarrow.table({"_id": ids, "text": text}), path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 2_000
     code = f"""
-from jaxret.data.formats import Corpus, detect_file
-assert detect_file({str(path)!r}).format.name == "beir.texts"
+from jaxret.data.formats import Corpus, DataSource
+assert DataSource.open({str(path)!r}).file().format.name == "beir.texts"
 assert Corpus.open({str(path)!r}).scan().passages == 200
 """
     done, used = run_measured("-c", code)

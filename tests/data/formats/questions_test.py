@@ -10,6 +10,7 @@ import pytest
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats import (
+    DataSource,
     JudgementSource,
     QuerySource,
     read_examples,
@@ -57,7 +58,7 @@ def test_questions_are_joined_by_text_not_by_row(order: list[int], records: list
     write_run(tmp_path / "run.trec", {str(row): [("p0", 2.0), ("p1", 1.0)] for row in range(4)}, tag="t")
     for example in read_examples(folder, "dev", negatives_run=tmp_path / "run.trec"):
         assert f"text {example.query.text[-1]}" == example.positives[0].text
-    convert_data(folder, tmp_path / "beir", "beir")
+    convert_data(DataSource.open(folder), tmp_path / "beir", "beir")
     queries, judged = read_judged(tmp_path / "beir", "dev")
     texts = {query.id: query.text for query in queries}
     assert {texts[j.query_id][-1] + j.passage_id[1:] for _, j in judged} == {f"{i}{i}" for i in records}
@@ -107,7 +108,7 @@ def jaxret(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_search_and_diversity_with_shifted_questions(tmp_path: Path) -> None:
     encoder, beir = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "beir")
     folder, shifted = tmp_path / "dpr", tmp_path / "shifted.qa.csv"
-    convert_data(beir, folder, "dpr")
+    convert_data(DataSource.open(beir), folder, "dpr")
     layers = {"head__name": "mlr", "head__mlr__chosen": (1, 2, 3), "pooling": "self_contrastive"}
     run = untrained_run(tmp_path / "run", encoder, beir, **layers)
     questions = read_queries(folder / "dev.qa.csv")

@@ -11,7 +11,7 @@ import pytest
 
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
-    detect_file,
+    DataSource,
     read_corpus,
     read_examples,
     read_queries,
@@ -40,7 +40,7 @@ def test_titles_and_texts_are_not_swapped(count: int, tmp_path: Path) -> None:
     other = write_rows(tmp_path / "o.tsv", "id | title | text", *(f"{p.id} | {p.title} | {p.text}" for p in passages))
     names = ["rocketqa.passages", "dpr.passages", "dpr.passages", "dpr.passages"]
     for path, name in zip((titled, plain, tmp_path / "psgs.tsv", other), names, strict=True):
-        assert detect_file(path).format.name == name
+        assert DataSource.open(path).file().format.name == name
         assert list(read_corpus(path)) == passages
     write_rows(tmp_path / "collection.splitTitle.tsv", *(f"{p.id} | {p.title} | {p.text}" for p in passages))
     (tmp_path / "psgs.tsv").unlink()

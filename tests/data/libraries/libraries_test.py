@@ -13,9 +13,10 @@ import pytest
 
 from jaxret.data.errors import DataError
 from jaxret.data.formats import (
+    DataSource,
     TrainingSource,
-    describe_source,
     list_files,
+    open_role,
     read_corpus,
     read_examples,
     read_judgements,
@@ -70,12 +71,14 @@ def test_ir_datasets(irds: Any, tmp_path: Path, no_network: list[Any]) -> None:
     expected = [Example(QUERIES[0], (DOCS[1],), (DOCS[3],)), Example(QUERIES[1], (DOCS[2],))]
     assert read_examples(source, "train") == expected
     assert {file.name for file in TrainingSource.open(source, "train").files} == {"docs.tsv", "queries.tsv", "qrels"}
-    assert describe_source(source, "passages").startswith(
-        "documents of ir_datasets, table docs of mine/dev/small (ir_datasets"
+    assert (
+        open_role(DataSource.open(source), "passages")
+        .describe()
+        .startswith("documents of ir_datasets, table docs of mine/dev/small (ir_datasets")
     )
     assert source_name(source) == "mine-dev-small"
     assert list(read_corpus(f"{source}/docs")) == DOCS
-    done = convert_data(source, tmp_path / "beir", "beir")
+    done = convert_data(DataSource.open(source), tmp_path / "beir", "beir")
     assert read_judgements(tmp_path / "beir", "dev") == JUDGED
     assert not +done.losses
     assert not no_network

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 
 from jaxret.data.errors import DataError
-from jaxret.data.formats import Corpus, TrainingSource, read_corpus, read_examples, read_queries, read_run, write_run
+from jaxret.data.formats import (
+    Corpus,
+    RankingSource,
+    TrainingSource,
+    read_corpus,
+    read_examples,
+    read_queries,
+    read_run,
+    write_run,
+)
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.batches import TrainingSet
@@ -288,7 +297,9 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
     reranker, data = open_reranker(workdir), str(root / "data")
     out = tmp_path / "out.trec"
-    job = RerankJob(str(root / "dev.trec"), Corpus.open(data), EvaluationSource.open(data, data, "dev"), out, 5)
+    job = RerankJob(
+        RankingSource.open(root / "dev.trec"), Corpus.open(data), EvaluationSource.open(data, data, "dev"), out, 5
+    )
     done = rerank_run(reranker, job, progress=False)
     before, after = read_run(root / "dev.trec"), read_run(out)
     assert before.keys() == after.keys()
@@ -337,7 +348,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
         rerank_run(reranker, job_of_5, progress=False)
     (tmp_path / "none.trec").touch()
     with pytest.raises(DataError, match=r"none\.trec: .*rankings; .*rankings"):
-        rerank_run(reranker, dataclasses.replace(job, run=str(tmp_path / "none.trec")), progress=False)
+        rerank_run(reranker, dataclasses.replace(job, run=RankingSource.open(tmp_path / "none.trec")), progress=False)
     with pytest.raises(ValueError, match=r"dev.trec .*run .*reranked"):
         rerank_run(reranker, dataclasses.replace(job, out=root / "dev.trec"), progress=False)
     for name in ("queries.jsonl", "corpus.jsonl", "qrels/dev.tsv"):
@@ -355,7 +366,13 @@ def test_a_request_is_a_job(root: Path, workdir: Path, tmp_path: Path) -> None:
     data, reranker = str(root / "data"), open_reranker(workdir)
     run, negatives = str(root / "dev.trec"), str(root / "train.trec")
     evaluated = RerankJob(
-        run, Corpus.open(data), EvaluationSource.open(data, data, "dev"), tmp_path / "a.trec", 5, False, latency=0
+        RankingSource.open(run),
+        Corpus.open(data),
+        EvaluationSource.open(data, data, "dev"),
+        tmp_path / "a.trec",
+        5,
+        False,
+        latency=0,
     )
     rerank_run(reranker, evaluated, progress=False)
     training = TrainingSource.open(data, "train", negatives)
