@@ -15,6 +15,7 @@ from jaxret.runs.run import Run
 from jaxret.types import Ragged, Tokens
 
 TOLERANCE = 1e-4  # for numbers of about 1: the rounding error of sums in another order
+TIE = 1e-5  # for scores of about 1: rounding in float32 may change the order of closer scores
 SIDES: tuple[Side, ...] = ("query", "passage")
 # (side, tokens) -> (numbers of the run, numbers of the export)
 OutputPair = Callable[[Side, Ragged], tuple[np.ndarray, np.ndarray]]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -214,3 +215,37 @@ for _ in range(10):
         f"{folder} is damaged: {folder}/params cannot be read"
     ] * 10
     assert done.stderr == ""
+
+
+def test_only_the_modules_of_an_extra_import_its_packages() -> None:
+    """A verb that needs no extra must work without all of them."""
+    program = """
+import importlib, pkgutil, sys
+import jaxret
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+for module in pkgutil.walk_packages(jaxret.__path__, "jaxret."):
+    if not module.name.startswith("jaxret.cli.") and not module.name.endswith("__main__"):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError:
+            print(module.name)
+"""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    packages = {re.split(r"[\[<>=]", line)[0].replace("-", "_") for line in extras}
+    imported = (packages - {"jax"}) | {"PIL", "faiss", "mteb", "psycopg", "zstandard", "seismic", "tensorflow_datasets"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *sorted(imported)],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    folders = {name.rpartition(".")[0] for name in done.stdout.splitlines()}
+    assert folders - {"jaxret.serving"} == {"jaxret.export.stores", "jaxret.experiments.mteb"}

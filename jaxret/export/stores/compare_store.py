@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxret.data.formats import QuerySource
+from jaxret.export.round_trip import TIE
 from jaxret.export.stores.vector_store import VectorStore
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.search.in_memory import vectors_of
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged
 
-TIE = 1e-5  # for scores of about 1: rounding in float32 may change the order of closer scores
 _QUERY_VECTORS = 32  # vectors of a stored passage that stand for a query under late interaction
 
 
