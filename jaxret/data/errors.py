@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+Content = TypeVar("Content")
+Value = TypeVar("Value")
 ON_ERROR = ("error", "skip", "keep")  # what a Policy does with bad records
 
 
@@ -63,6 +66,19 @@ class Policy:
         if self.on_error != "skip":
             raise error
         self._count(error)
+
+    def parse_records(
+        self, records: Iterable[tuple[Location, Content]], parse: Callable[[Content, Location], Value]
+    ) -> Iterator[tuple[Location, Value]]:
+        """Yield (location, `parse(record, location)`) of each record, and reject those for which `parse` raises
+        DataError."""
+        for location, record in records:
+            try:
+                value = parse(record, location)
+            except DataError as error:
+                self.reject(error)
+                continue
+            yield location, value
 
     def reject_empty(self, error: DataError) -> None:
         """Raise the error of an empty passage. Under "keep", count it; the caller keeps the passage."""

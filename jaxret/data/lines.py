@@ -169,14 +169,8 @@ def read_json_lines(
     path: PathLike, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, dict[str, Any]]]:
     """Yield (location, object) of a JSON-lines file. Blank lines hold no record."""
-    for location, line in read_lines(path, digest):
-        try:
-            record = None if line.isspace() else parse_json_object(line, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        if record is not None:
-            yield location, record
+    lines = ((location, line) for location, line in read_lines(path, digest) if not line.isspace())
+    return policy.parse_records(lines, parse_json_object)
 
 
 def parse_json_object(line: bytes, location: Location) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxret.data.errors import DataError, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import QuerySource, TrainingSource, source_path
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.data_source import DataSource
@@ -14,7 +14,7 @@ from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.shared_passages import SharedPassages
 from jaxret.data.formats.sources import examples_by_target
 from jaxret.data.formats.tevatron import parse_tevatron_example
-from jaxret.data.records import Example, Passage, Query
+from jaxret.data.records import Example, Passage, Query, Record
 from jaxret.storage.atomic import sha256_json_lists
 
 _WITH_TEXTS = ("tevatron.examples", "tevatron.first")  # formats of the files that `mine` writes
@@ -111,11 +111,10 @@ def stream_mined_examples(path: Path, policy: Policy) -> Iterator[Example]:
 
 
 def _stream(file: DataFile, policy: Policy) -> Iterator[Example]:
-    for where, record in read_records(file, policy):
-        try:
-            yield parse_tevatron_example(record, where, SharedPassages(policy))
-        except DataError as error:
-            policy.reject(error)
+    def parse(record: Record, location: Location) -> Example:
+        return parse_tevatron_example(record, location, SharedPassages(policy))
+
+    return (example for _, example in policy.parse_records(read_records(file, policy), parse))
 
 
 def read_concatenated(data: TrainingSource, keep: int, policy: Policy) -> Iterator[Example]:

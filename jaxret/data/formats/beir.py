@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.format import DataFile, record_format
 from jaxret.data.formats.texts import passage_reader, query_reader, record_id, require_new_id
-from jaxret.data.formats.trec import RunLine, reject_contradictions, reject_unknown_ids, require_known_id
+from jaxret.data.formats.trec import RunLine, known_passages, reject_contradictions, reject_unknown_ids
 from jaxret.data.lines import PathLike, find_file, read_json_lines, write_text
 from jaxret.data.record_checks import (
     check_passage,
@@ -24,7 +24,7 @@ from jaxret.data.record_checks import (
     require_strings,
     shorten,
 )
-from jaxret.data.records import Example, Judgement, Passage, Query
+from jaxret.data.records import Example, Judgement, Passage, Query, Record
 
 QRELS_KEYS = ("query-id", "corpus-id", "score")
 QRELS_HEADER = "\t".join(QRELS_KEYS)
@@ -47,20 +47,17 @@ def read_beir_queries(file: DataFile, policy: Policy) -> list[Query]:
 
 def _answers(path: Path, policy: Policy, by_id: Mapping[str, Query]) -> Iterator[tuple[str, tuple[str, ...]]]:
     lines: dict[str, Location] = {}
-    for location, record in read_json_lines(path, policy):
-        try:
-            query_id = require_key(record, "_id", str, location)
-            answers = require_strings(
-                require_key(record, "answers", list, location), "the value of 'answers'", location
-            )
-            if query_id not in by_id:
-                problem = f"these answers are for query {query_id!r}, but queries.jsonl has no such query"
-                raise location.error("unknown query id", problem, "correct the id or remove the line")
-            require_new_id(query_id, "query id", location, lines)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        yield query_id, answers
+
+    def parse(record: Record, location: Location) -> tuple[str, tuple[str, ...]]:
+        query_id = require_key(record, "_id", str, location)
+        answers = require_strings(require_key(record, "answers", list, location), "the value of 'answers'", location)
+        if query_id not in by_id:
+            problem = f"these answers are for query {query_id!r}, but queries.jsonl has no such query"
+            raise location.error("unknown query id", problem, "correct the id or remove the line")
+        require_new_id(query_id, "query id", location, lines)
+        return query_id, answers
+
+    return (entry for _, entry in policy.parse_records(read_json_lines(path, policy), parse))
 
 
 def judgement_reader(
@@ -68,17 +65,13 @@ def judgement_reader(
 ) -> Callable[[DataFile, Policy], Iterator[tuple[Location, Judgement]]]:
     """Return a reader of judgements with these keys. A score may be 1, 1.0, true or false, in CSV as a string."""
 
-    def read_all(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
-        for location, record in read_records(file, policy):
-            try:
-                grade = _grade(record.get(score), location)
-                query_id, passage_id = (record_id(record, key, location) for key in (query, passage))
-                require_id(query_id, "query id", location)
-                yield location, Judgement(query_id, require_id(passage_id, "passage id", location), grade)
-            except DataError as error:
-                policy.reject(error)
+    def parse(record: Record, location: Location) -> Judgement:
+        grade = _grade(record.get(score), location)
+        query_id, passage_id = (record_id(record, key, location) for key in (query, passage))
+        require_id(query_id, "query id", location)
+        return Judgement(query_id, require_id(passage_id, "passage id", location), grade)
 
-    return lambda file, policy: reject_contradictions(read_all(file, policy), policy)
+    return lambda file, policy: reject_contradictions(policy.parse_records(read_records(file, policy), parse), policy)
 
 
 def _grade(value: Any, location: Location) -> int:
@@ -140,14 +133,9 @@ def _retrieved(
     lines: Iterable[RunLine], relevant: Collection[str], corpus: Mapping[str, Passage], policy: Policy
 ) -> Iterator[Passage]:
     """Yield the passages of a ranking that are not relevant, in rank order."""
-    for line in lines:
-        try:
-            require_known_id(line.passage_id, "passage", corpus, line.location)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        if line.passage_id not in relevant:
-            yield corpus[line.passage_id]
+    for _, passage in known_passages(((line.location, line.passage_id) for line in lines), corpus, policy):
+        if passage.id not in relevant:
+            yield passage
 
 
 def write_beir(

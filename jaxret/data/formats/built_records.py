@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, has_keys
@@ -67,14 +67,14 @@ def read_built_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
         raise Location(file.path).error(
             "no table", "this is a file, not a table of a built set", "give the folder that jaxret data build wrote"
         )
-    records = []
-    for location, record in read_records(file, policy):
-        try:
-            records.append((location, record, _passage_rows(record, location)))
-        except DataError as error:
-            policy.reject(error)
-    texts = _Passages(open_named_set(file.path)).read([row for _, _, rows in records for side in rows for row in side])
-    for location, record, rows in records:
+    entries = policy.parse_records(
+        read_records(file, policy), lambda record, location: (record, _passage_rows(record, location))
+    )
+    records = list(entries)
+    texts = _Passages(open_named_set(file.path)).read(
+        [row for _, (_, rows) in records for side in rows for row in side]
+    )
+    for location, (record, rows) in records:
         yield location, _example(record, rows, texts, location)
 
 

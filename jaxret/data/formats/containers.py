@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import parquet
 from jaxret.data.formats.format import DataFile, digest_file
 from jaxret.data.formats.tables import csv_rows, require_columns
@@ -38,13 +38,7 @@ def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -
             "wrong format", problem, "records are expected: JSON, CSV with a header line, or parquet"
         )
     values = {"array": _array, "object": _object, "csv": _csv, "parquet": _parquet}[container](file.path, policy)
-    for location, value in values:
-        try:
-            record = require_object(value, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        yield location, record
+    yield from policy.parse_records(values, require_object)
     if digest is not None:
         digest_file(file.path, digest)
 
@@ -69,16 +63,9 @@ def _object(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
 
 
 def _csv(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
-    header: list[str] = []
-    for location, _, row in csv_rows(path, policy, delimiter=","):
-        if not header:
-            header = row
-            continue
-        try:
-            require_columns(row, header, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
+    rows = ((location, row) for location, _, row in csv_rows(path, policy, delimiter=","))
+    _, header = next(rows, (None, []))
+    for location, row in policy.parse_records(rows, lambda row, location: require_columns(row, header, location)):
         yield location, dict(zip(header, row))
 
 

@@ -194,17 +194,16 @@ def _drop_duplicates(
     passages: Iterator[tuple[Location, Passage]], policy: Policy, scan: CorpusScan | None
 ) -> Iterator[Passage]:
     first: dict[str, Location] = {}
-    for location, passage in passages:
-        try:
-            if scan is None:
-                require_new_id(passage.id, "passage id", location, first)
-            elif passage.id in scan.duplicates and location.line != scan.duplicates[passage.id][0]:
-                earlier = Location(location.path, scan.duplicates[passage.id][0])
-                raise duplicate_id_error(passage.id, "passage id", location, earlier)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        yield passage
+
+    def check(passage: Passage, location: Location) -> Passage:
+        if scan is None:
+            require_new_id(passage.id, "passage id", location, first)
+        elif passage.id in scan.duplicates and location.line != scan.duplicates[passage.id][0]:
+            earlier = Location(location.path, scan.duplicates[passage.id][0])
+            raise duplicate_id_error(passage.id, "passage id", location, earlier)
+        return passage
+
+    return (passage for _, passage in policy.parse_records(passages, check))
 
 
 def _passages_of_examples(file: DataFile, policy: Policy, digest: Digest | None) -> Iterator[tuple[Location, Passage]]:

@@ -11,9 +11,9 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import DataError, Location, Policy, Value
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample, is_number, is_text
 from jaxret.data.formats.format import DataFile, Format, content_id, first_present_key, id_from_location, record_format
@@ -94,7 +94,7 @@ def _literal(text: str, location: Location) -> Any:
 # Training records
 
 
-def parse_context(value: Any, location: Location, policy: Policy, keys: Iterable[str] = PASSAGE_IDS) -> Passage:
+def parse_dpr_passage(value: Any, location: Location, policy: Policy, keys: Iterable[str] = PASSAGE_IDS) -> Passage:
     record = require_object(value, location)
     title = "" if record.get("title") is None else require_key(record, "title", str, location)
     text = require_key(record, "text", str, location)
@@ -108,23 +108,18 @@ def parse_context(value: Any, location: Location, policy: Policy, keys: Iterable
     return check_passage(Passage(passage_id, text, title), location, policy)
 
 
-Value = TypeVar("Value")
-
-
 def read_question_records(
     file: DataFile, policy: Policy, parse: Callable[[Record, Location, Query], Value]
 ) -> Iterator[tuple[Location, Value]]:
     """Yield (location, `parse(record, location, query)`) for the valid records. A query's id is the number of its
     record."""
-    for location, record in read_records(file, policy):
-        try:
-            question = normalize_question(require_key(record, QUESTION, str, location))
-            answers = require_strings(record.get(ANSWERS, []), f"the value of '{ANSWERS}'", location)
-            value = parse(record, location, check_query(Query(id_from_location(location), question, answers), location))
-        except DataError as error:
-            policy.reject(error)
-            continue
-        yield location, value
+
+    def parse_record(record: Record, location: Location) -> Value:
+        question = normalize_question(require_key(record, QUESTION, str, location))
+        answers = require_strings(record.get(ANSWERS, []), f"the value of '{ANSWERS}'", location)
+        return parse(record, location, check_query(Query(id_from_location(location), question, answers), location))
+
+    return policy.parse_records(read_records(file, policy), parse_record)
 
 
 def read_question_queries(file: DataFile, policy: Policy) -> list[Query]:
@@ -142,7 +137,7 @@ def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location
 
     def contexts(record: Record, key: str, location: Location) -> ScoredPassages:
         values = require_key(record, key, list, location) if key in record else []
-        return pool.parse_all(values, key, location, lambda value, location: parse_context(value, location, policy))
+        return pool.parse_all(values, key, location, lambda value, location: parse_dpr_passage(value, location, policy))
 
     def parse(record: Record, location: Location, query: Query) -> Example:
         require_key(record, POSITIVES, list, location)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.dpr import ANSWERS, QUESTION, parse_context, read_question_queries, read_question_records
+from jaxret.data.errors import Location, Policy
+from jaxret.data.formats.dpr import ANSWERS, QUESTION, parse_dpr_passage, read_question_queries, read_question_records
 from jaxret.data.formats.format import DataFile, Format, digest_file, first_present_key, has_keys
 from jaxret.data.formats.shared_passages import SharedPassages
 from jaxret.data.formats.trec import RunLine
@@ -30,28 +30,20 @@ def _retrieved(
         record: Record, location: Location, query: Query
     ) -> tuple[Query, list[tuple[Location, Passage | str, float]]]:
         key = next((key for key in CONTEXTS if key in record), CONTEXTS[-1])
-        contexts = []
-        for number, value in enumerate(require_key(record, key, list, location)):
-            context_location = Location(file.path, f"{location.line}, {key}[{number}]")
-            try:
-                context = require_object(value, context_location)
-                contexts.append(
-                    (
-                        context_location,
-                        _passage_or_id(context, context_location, policy),
-                        _score(context.get(_SCORE), context_location),
-                    )
-                )
-            except DataError as error:
-                policy.reject(error)
-        return query, contexts
+        values = enumerate(require_key(record, key, list, location))
+        contexts = ((Location(file.path, f"{location.line}, {key}[{number}]"), value) for number, value in values)
+        return query, [context for _, context in policy.parse_records(contexts, parse_context)]
+
+    def parse_context(value: Any, location: Location) -> tuple[Location, Passage | str, float]:
+        context = require_object(value, location)
+        return location, _passage_or_id(context, location, policy), _score(context.get(_SCORE), location)
 
     return read_question_records(file, policy, parse)
 
 
 def _passage_or_id(context: Record, location: Location, policy: Policy) -> Passage | str:
     if context.get("text") is not None:
-        return parse_context(context, location, policy, _PASSAGE_IDS)
+        return parse_dpr_passage(context, location, policy, _PASSAGE_IDS)
     return str(require_key(context, first_present_key(context, _PASSAGE_IDS), str, location))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.format import IdExample
-from jaxret.data.formats.trec import require_known_id
+from jaxret.data.formats.trec import known_passages, require_known_id
 from jaxret.data.records import Example, Passage, Query
 
 
@@ -27,32 +27,15 @@ def join_texts(
     """
     passage_ids = {key for _, record in records for key in (*record.positives, *record.negatives)}
     corpus = {passage.id: passage for passage in passages if passage.id in passage_ids}
-    examples = []
-    for location, record in records:
-        try:
-            if record.query is None:
-                require_known_id(record.query_id, "query", queries, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        positives = _known_passages(record.positives, corpus, location, policy)
-        negatives = _known_passages(
-            [key for key in record.negatives if key not in record.positives], corpus, location, policy
+
+    def parse(record: IdExample, location: Location) -> Example:
+        if record.query is None:
+            require_known_id(record.query_id, "query", queries, location)
+        negative_ids = [key for key in record.negatives if key not in record.positives]
+        positives, negatives = (
+            tuple(passage for _, passage in known_passages([(location, key) for key in keys], corpus, policy))
+            for keys in (record.positives, negative_ids)
         )
-        if positives:
-            examples.append(Example(record.query or queries[record.query_id], positives, negatives))
-    return examples
+        return Example(record.query or queries[record.query_id], positives, negatives)
 
-
-def _known_passages(
-    keys: Iterable[str], corpus: Mapping[str, Passage], location: Location, policy: Policy
-) -> tuple[Passage, ...]:
-    passages = []
-    for key in keys:
-        try:
-            require_known_id(key, "passage", corpus, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        passages.append(corpus[key])
-    return tuple(passages)
+    return [example for _, example in policy.parse_records(records, parse) if example.positives]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, content_id, id_from_location
@@ -32,7 +32,7 @@ def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locatio
     of its text. Raises DataError for a record of another form."""
     pool = SharedPassages(policy)
 
-    def parse(value: object, location: Location) -> Passage:
+    def parse_text(value: object, location: Location) -> Passage:
         if not isinstance(value, str):
             raise location.error("wrong type", f"this is {value!r:.60}", "a text is expected")
         return check_passage(Passage(content_id(value), value), location, policy)
@@ -40,19 +40,18 @@ def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locatio
     def side(record: Record, key: str, scores_key: str, location: Location) -> ScoredPassages:
         texts = record_list(record, key, location)
         scores = record_scores(record, scores_key, len(texts), location)
-        return pool.parse_scored(zip(texts, scores), key, location, parse)
+        return pool.parse_scored(zip(texts, scores), key, location, parse_text)
 
-    for location, record in read_records(file, policy):
-        try:
-            question = normalize_question(require_key(record, QUERY, str, location))
-            instruction = parse_instruction(record, location, PROMPT)
-            query = check_query(Query(id_from_location(location), question, instruction=instruction), location)
-            positives = side(record, POSITIVES, POSITIVE_SCORES, location)
-            if not positives:
-                raise no_positive_error(location, POSITIVES)
-            yield location, make_example(query, positives, side(record, NEGATIVES, NEGATIVE_SCORES, location))
-        except DataError as error:
-            policy.reject(error)
+    def parse(record: Record, location: Location) -> Example:
+        question = normalize_question(require_key(record, QUERY, str, location))
+        instruction = parse_instruction(record, location, PROMPT)
+        query = check_query(Query(id_from_location(location), question, instruction=instruction), location)
+        positives = side(record, POSITIVES, POSITIVE_SCORES, location)
+        if not positives:
+            raise no_positive_error(location, POSITIVES)
+        return make_example(query, positives, side(record, NEGATIVES, NEGATIVE_SCORES, location))
+
+    return policy.parse_records(read_records(file, policy), parse)
 
 
 def record_scores(record: Record, key: str, count: int, location: Location) -> list[float] | list[None]:

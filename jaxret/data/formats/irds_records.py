@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.beir import judgement_reader
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.format import DataFile, IdExample, record_format
 from jaxret.data.formats.sentence_transformers_records import parse_number
 from jaxret.data.formats.texts import passage_reader, record_id
 from jaxret.data.formats.trec import RunLine
+from jaxret.data.records import Record
 
 
 def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
     """Yield one example for each query of records with query_id, doc_id_a (a positive) and doc_id_b (a negative), in
     the order of the queries' first records."""
     pairs: dict[str, tuple[Location, dict[str, None], dict[str, None]]] = {}
-    for location, record in read_records(file, policy):
-        try:
-            query, positive, negative = (
-                record_id(record, key, location) for key in ("query_id", "doc_id_a", "doc_id_b")
-            )
-        except DataError as error:
-            policy.reject(error)
-            continue
+
+    def parse(record: Record, location: Location) -> list[str]:
+        return [record_id(record, key, location) for key in ("query_id", "doc_id_a", "doc_id_b")]
+
+    for location, (query, positive, negative) in policy.parse_records(read_records(file, policy), parse):
         _, positives, negatives = pairs.setdefault(query, (location, {}, {}))
         positives[positive] = negatives[negative] = None
     for query, (location, positives, negatives) in pairs.items():
@@ -34,14 +32,13 @@ def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
 def read_scored_documents(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the lines of rankings, best first, from records with query_id, doc_id and score."""
     by_query: dict[str, list[tuple[float, str, Location]]] = {}
-    for location, record in read_records(file, policy):
-        try:
-            query, document = (record_id(record, key, location) for key in ("query_id", "doc_id"))
-            by_query.setdefault(query, []).append(
-                (parse_number(record.get("score"), "score", location), document, location)
-            )
-        except DataError as error:
-            policy.reject(error)
+
+    def parse(record: Record, location: Location) -> tuple[str, str, float]:
+        query, document = (record_id(record, key, location) for key in ("query_id", "doc_id"))
+        return query, document, parse_number(record.get("score"), "score", location)
+
+    for location, (query, document, score) in policy.parse_records(read_records(file, policy), parse):
+        by_query.setdefault(query, []).append((score, document, location))
     for query, scores in by_query.items():
         ranking = sorted(scores, key=lambda entry: -entry[0])
         for rank, (score, document, location) in enumerate(ranking, 1):

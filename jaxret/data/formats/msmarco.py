@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample, is_number, is_text
 from jaxret.data.formats.format import DataFile, Format, IdExample, has_keys
 from jaxret.data.formats.tables import tab_rows
 from jaxret.data.formats.text_rows import TextRow, group_by_query
-from jaxret.data.formats.texts import record_id, record_ids, require_new_id
+from jaxret.data.formats.texts import record_id, record_ids, unique_queries
 from jaxret.data.formats.trec import RunLine, is_integer
 from jaxret.data.lines import Digest
 from jaxret.data.record_checks import check_passage, check_query, normalize_question, require_key, shorten
-from jaxret.data.records import Example, Passage, Query
+from jaxret.data.records import Example, Passage, Query, Record
 
 QUERY_ID, POSITIVES, NEGATIVES = "qid", "pos", "neg"
 _GRADES = 4  # highest usual grade of qrels; a higher number is a rank or an id
@@ -32,26 +32,17 @@ def read_collection(file: DataFile, policy: Policy, digest: Digest | None = None
     if file.path.name.startswith("para.title."):
         problem = "this file has the titles of the passages of RocketQA's para.txt, and no texts"
         raise Location(file.path).error("titles", problem, "join the two files (docs/data.md has the command)")
-    for location, (key, text) in tab_rows(file.path, ("passage id", "text"), policy, digest):
-        try:
-            yield location, check_passage(Passage(key, text), location, policy)
-        except DataError as error:
-            policy.reject(error)
+    rows = tab_rows(file.path, ("passage id", "text"), policy, digest)
+    return policy.parse_records(rows, lambda row, location: check_passage(Passage(*row), location, policy))
 
 
 def read_tab_queries(file: DataFile, policy: Policy) -> list[Query]:
     """Return the queries of queries.*.tsv: id, text."""
-    queries: list[Query] = []
-    first: dict[str, Location] = {}
-    for location, (key, text) in tab_rows(file.path, ("query id", "text"), policy):
-        try:
-            query = check_query(Query(key, normalize_question(text)), location)
-            require_new_id(query.id, "query id", location, first)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        queries.append(query)
-    return queries
+
+    def parse(row: list[str], location: Location) -> Query:
+        return check_query(Query(row[0], normalize_question(row[1])), location)
+
+    return unique_queries(tab_rows(file.path, ("query id", "text"), policy), policy, parse)
 
 
 def read_text_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
@@ -83,77 +74,67 @@ def read_hard_negatives(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
     """Yield the examples of sentence-transformers' msmarco-hard-negatives, which has a list of negatives for each of
     several systems. An example has one list: the first negative of every system, the second of every system, ...,
     without repetition."""
-    for location, record in read_records(file, policy):
-        try:
-            query = record_id(record, QUERY_ID, location)
-            systems = require_key(record, NEGATIVES, dict, location)
-            lists = [record_ids(systems, name, location) for name in systems]
-            positives = record_ids(record, POSITIVES, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
+
+    def parse(record: Record, location: Location) -> IdExample:
+        query = record_id(record, QUERY_ID, location)
+        systems = require_key(record, NEGATIVES, dict, location)
+        lists = [record_ids(systems, name, location) for name in systems]
         depth = max(map(len, lists), default=0)
         negatives = dict.fromkeys(ids[i] for i in range(depth) for ids in lists if i < len(ids))
-        yield location, IdExample(query, None, positives, tuple(negatives))
+        return IdExample(query, None, record_ids(record, POSITIVES, location), tuple(negatives))
+
+    return policy.parse_records(read_records(file, policy), parse)
 
 
 def read_candidate_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
     """Yield the passages of top1000.* without repetition. The columns are query id, passage id, query, passage."""
-    first: dict[str, Location] = {}
-    texts: dict[str, int] = {}
-    for location, (_, key, _, text) in tab_rows(file.path, _CANDIDATES, policy, digest):
-        try:
-            passage = check_passage(Passage(key, text), location, policy)
-            if _is_repeat(key, text, "passage", location, first, texts):
-                continue
-        except DataError as error:
-            policy.reject(error)
-            continue
-        yield location, passage
+    first: dict[str, tuple[int, Location]] = {}
+
+    def parse(row: list[str], location: Location) -> Passage | None:
+        passage = check_passage(Passage(row[1], row[3]), location, policy)
+        return passage if _is_first(row[1], row[3], "passage", location, first) else None
+
+    rows = tab_rows(file.path, _CANDIDATES, policy, digest)
+    return ((location, passage) for location, passage in policy.parse_records(rows, parse) if passage)
 
 
 def read_candidate_queries(file: DataFile, policy: Policy) -> list[Query]:
     """Return the queries of top1000.* without repetition."""
-    queries: list[Query] = []
-    first: dict[str, Location] = {}
-    texts: dict[str, int] = {}
-    for location, (key, _, text, _) in tab_rows(file.path, _CANDIDATES, policy):
-        try:
-            query = check_query(Query(key, normalize_question(text)), location)
-            if not _is_repeat(key, text, "query", location, first, texts):
-                queries.append(query)
-        except DataError as error:
-            policy.reject(error)
-    return queries
+    first: dict[str, tuple[int, Location]] = {}
+
+    def parse(row: list[str], location: Location) -> Query | None:
+        query = check_query(Query(row[0], normalize_question(row[2])), location)
+        return query if _is_first(row[0], row[2], "query", location, first) else None
+
+    return [query for _, query in policy.parse_records(tab_rows(file.path, _CANDIDATES, policy), parse) if query]
 
 
 _CANDIDATES = ("query id", "passage id", "query", "passage")
 
 
-def _is_repeat(
-    key: str, text: str, kind: str, location: Location, first: dict[str, Location], texts: dict[str, int]
-) -> bool:
-    """Return whether the id occurred before with this text. Raises DataError if it occurred with another text."""
-    if key in first and texts[key] != hash(text):
-        problem = f"{kind} {key!r} has another text than on line {first[key].line}"
+def _is_first(key: str, text: str, kind: str, location: Location, first: dict[str, tuple[int, Location]]) -> bool:
+    """Return whether an id occurs for the first time. Raises DataError if it occurred with another text. `first`, id ->
+    (hash of the text, location), is updated."""
+    text_hash, earlier = first.setdefault(key, (hash(text), location))
+    if text_hash != hash(text):
+        problem = f"{kind} {key!r} has another text than on line {earlier.line}"
         raise location.error("duplicate id", problem, "give different texts different ids")
-    is_repeat = key in first
-    first.setdefault(key, location)
-    texts.setdefault(key, hash(text))
-    return is_repeat
+    return earlier is location
 
 
 def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the lines of a run with three columns: query id, passage id, rank. The score is 1 / rank."""
-    for location, (query, passage, rank) in tab_rows(file.path, ("query id", "passage id", "rank"), policy):
+
+    def parse(row: list[str], location: Location) -> RunLine:
+        query, passage, rank = row
         if not is_integer(rank) or int(rank) < 1:
-            policy.reject(
-                location.error("bad rank", f"rank {shorten(rank)} is not a whole number from 1", "ranks start at 1")
-            )
-            continue
-        yield RunLine(location, query, passage, int(rank), 1 / int(rank))
+            raise location.error("bad rank", f"rank {shorten(rank)} is not a whole number from 1", "ranks start at 1")
+        return RunLine(location, query, passage, int(rank), 1 / int(rank))
+
+    rows = tab_rows(file.path, ("query id", "passage id", "rank"), policy)
+    return (line for _, line in policy.parse_records(rows, parse))
 
 
 # What files look like

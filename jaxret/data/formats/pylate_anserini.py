@@ -6,14 +6,14 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.flag_embedding import record_scores
 from jaxret.data.formats.format import DataFile, record_format
 from jaxret.data.formats.texts import passage_reader, query_reader, record_id, record_ids, record_list
 from jaxret.data.formats.trec import RunLine, reject_contradictions
 from jaxret.data.record_checks import require_grade
-from jaxret.data.records import Judgement
+from jaxret.data.records import Judgement, Record
 
 QUERY_ID, DOCUMENT_IDS, SCORES = "query_id", "document_ids", "scores"
 LABEL_KEYS = (QUERY_ID, "doc_ids", "labels")
@@ -23,20 +23,19 @@ def read_scored_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the lines of rankings, best first, from PyLate's records with query_id, document_ids and scores. Lists may
     be Python literals in strings. The file does not say which documents are relevant. Raises DataError for a record of
     another form."""
-    for location, record in read_records(file, policy):
-        try:
-            lists = {key: _list(record.get(key), key, location) for key in (DOCUMENT_IDS, SCORES)}
-            query_id, documents = record_id(record, QUERY_ID, location), record_ids(lists, DOCUMENT_IDS, location)
-            scores = record_scores(lists, SCORES, len(lists[DOCUMENT_IDS]), location)
-            if len(documents) != len(scores) or not all(score is not None for score in scores):
-                problem = f"{len(documents)} different documents have {len(lists[SCORES])} scores"
-                raise location.error("wrong number of scores", problem, "write each document once, with a score")
-        except DataError as error:
-            policy.reject(error)
-            continue
-        ranking = sorted(zip(documents, scores), key=lambda entry: -(entry[1] or 0.0))
-        for rank, (document, score) in enumerate(ranking, 1):
-            yield RunLine(location, query_id, document, rank, score or 0.0)
+    for _, lines in policy.parse_records(read_records(file, policy), _parse_scored_list):
+        yield from lines
+
+
+def _parse_scored_list(record: Record, location: Location) -> list[RunLine]:
+    lists = {key: _list(record.get(key), key, location) for key in (DOCUMENT_IDS, SCORES)}
+    query_id, documents = record_id(record, QUERY_ID, location), record_ids(lists, DOCUMENT_IDS, location)
+    scores = record_scores(lists, SCORES, len(lists[DOCUMENT_IDS]), location)
+    if len(documents) != len(scores) or not all(score is not None for score in scores):
+        problem = f"{len(documents)} different documents have {len(lists[SCORES])} scores"
+        raise location.error("wrong number of scores", problem, "write each document once, with a score")
+    ranking = enumerate(sorted(zip(documents, scores), key=lambda entry: -(entry[1] or 0.0)), 1)
+    return [RunLine(location, query_id, document, rank, score or 0.0) for rank, (document, score) in ranking]
 
 
 def _list(value: Any, key: str, location: Location) -> Any:
@@ -51,22 +50,21 @@ def _list(value: Any, key: str, location: Location) -> Any:
 
 def _labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
     query, ids, labels_key = LABEL_KEYS
-    for location, record in read_records(file, policy):
-        try:
-            query_id, documents = record_id(record, query, location), record_list(record, ids, location)
-            record_ids(record, ids, location)  # for its errors: `documents` keeps repeated ids
-            grades = record_scores(record, labels_key, len(documents), location)
-            if any(grade is None or grade != int(grade) for grade in grades):
-                raise location.error(
-                    "bad score", "a label is not an integer", "a label is a whole number, above 0 if relevant"
-                )
-            labels = [require_grade(int(grade or 0), location) for grade in grades]
-        except DataError as error:
-            policy.reject(error)
-            continue
-        for number, (document, label) in enumerate(zip(documents, labels)):
-            label_location = Location(location.path, f"{location.line}, {ids}[{number}]")
-            yield label_location, Judgement(query_id, str(document), label)
+
+    def parse(record: Record, location: Location) -> list[Judgement]:
+        query_id, documents = record_id(record, query, location), record_list(record, ids, location)
+        record_ids(record, ids, location)  # for its errors: `documents` keeps repeated ids
+        grades = record_scores(record, labels_key, len(documents), location)
+        if any(grade is None or grade != int(grade) for grade in grades):
+            raise location.error(
+                "bad score", "a label is not an integer", "a label is a whole number, above 0 if relevant"
+            )
+        labels = [require_grade(int(grade or 0), location) for grade in grades]
+        return [Judgement(query_id, str(document), label) for document, label in zip(documents, labels)]
+
+    for location, judgements in policy.parse_records(read_records(file, policy), parse):
+        for number, judgement in enumerate(judgements):
+            yield Location(location.path, f"{location.line}, {ids}[{number}]"), judgement
 
 
 FORMATS = (

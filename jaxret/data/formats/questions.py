@@ -33,15 +33,17 @@ def join_by_question(
     for query in queries:
         by_text[question_key(query.text)].append(query)
     use_counts: Counter[str] = Counter()
-    for location, example in records:
+
+    def join(example: Example, location: Location) -> Example:
         text = question_key(example.query.text)
         if text not in by_text:
             names = " nor ".join(map(str, files))
             problem = f"its question {example.query.text[:100]!r} is not in {names}"
             remedy = "use files that belong together, or remove the record (questions are joined by their text)"
-            policy.reject(location.error("unknown question", problem, remedy))
-            continue
+            raise location.error("unknown question", problem, remedy)
         text_queries = by_text[text]
         query = text_queries[min(use_counts[text], len(text_queries) - 1)]
         use_counts[text] += 1
-        yield location, replace(example, query=query)
+        return replace(example, query=query)
+
+    return policy.parse_records(records, join)

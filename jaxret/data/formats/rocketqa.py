@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.formats.msmarco import holds_for_most, is_one_word
@@ -23,16 +23,16 @@ def read_id_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the lines of rankings from train.negatives.tsv: query id, ids of passages between commas. The score is
     1 / rank. Raises DataError for a line of another form."""
     first: dict[str, Location] = {}
-    for location, (query, ids) in tab_rows(file.path, ("query id", "passage ids between commas"), policy):
-        try:
-            require_id(query, "query id", location)
-            require_new_id(query, "query id", location, first)
-            if not _IDS.fullmatch(ids):
-                remedy = "write ids between commas, without spaces: 12,7,34"
-                raise location.error("bad ids", f"the second column is not a list of ids: {ids[:60]!r}", remedy)
-        except DataError as error:
-            policy.reject(error)
-            continue
+
+    def check(row: list[str], location: Location) -> list[str]:
+        require_new_id(require_id(row[0], "query id", location), "query id", location, first)
+        if not _IDS.fullmatch(row[1]):
+            remedy = "write ids between commas, without spaces: 12,7,34"
+            raise location.error("bad ids", f"the second column is not a list of ids: {row[1][:60]!r}", remedy)
+        return row
+
+    rows = tab_rows(file.path, ("query id", "passage ids between commas"), policy)
+    for location, (query, ids) in policy.parse_records(rows, check):
         for rank, passage in enumerate(ids.split(","), 1):
             yield RunLine(location, query, passage, rank, 1 / rank)
 
@@ -41,11 +41,12 @@ def read_titled_collection(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
     """Yield (location, passage) of collection.splitTitle.tsv: id, title, text, without header and quoting."""
-    for location, (key, title, text) in tab_rows(file.path, ("passage id", "title", "text"), policy, digest):
-        try:
-            yield location, check_passage(Passage(key, text, title), location, policy)
-        except DataError as error:
-            policy.reject(error)
+
+    def parse(row: list[str], location: Location) -> Passage:
+        key, title, text = row
+        return check_passage(Passage(key, text, title), location, policy)
+
+    return policy.parse_records(tab_rows(file.path, ("passage id", "title", "text"), policy, digest), parse)
 
 
 def _is_id_lists(sample: FileSample) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.flag_embedding import record_scores
@@ -62,13 +62,14 @@ def _read_text_rows(file: DataFile, policy: Policy) -> Iterator[TextRow]:
     """Yield the rows of a file. Label 1 or 0 says that the second text is a positive or a negative. `scores` are the
     scores of the positive and the negatives. The `score` of a triplet is score(positive) - score(negative)."""
     first: list[str] = []
-    for location, record in read_records(file, policy):
-        try:
-            columns = text_columns(record, first, location)
-            first = first or [key for key in record if key not in LABELS]
-            yield _text_row(record, columns, location)
-        except DataError as error:
-            policy.reject(error)
+
+    def parse(record: Record, location: Location) -> TextRow:
+        columns = text_columns(record, first, location)
+        if not first:
+            first.extend(key for key in record if key not in LABELS)
+        return _text_row(record, columns, location)
+
+    return (row for _, row in policy.parse_records(read_records(file, policy), parse))
 
 
 def _text_row(record: Record, columns: list[str], location: Location) -> TextRow:
@@ -111,22 +112,21 @@ def parse_number(value: Any, key: str, location: Location) -> float:
 # Pairs with a score: it says how similar two texts are, not which texts are relevant
 
 
-def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Query, Passage, float]]:
+def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, tuple[Query, Passage, float]]]:
     queries: dict[str, Query] = {}
-    for location, record in read_records(file, policy):
-        try:
-            columns, labels = text_columns(record), [key for key in LABELS if record.get(key) is not None]
-            if len(columns) < 2 or not labels:
-                problem = f"two texts and a score are expected, but the keys are {shorten(list(record))}"
-                raise location.error("missing keys", problem, f"the score is called {' or '.join(LABELS)}")
-            first, second = (require_key(record, key, str, location) for key in columns[:2])
-            key = labels[0]
-            question = normalize_question(first)
-            query = queries.setdefault(question, check_query(Query(id_from_location(location), question), location))
-            passage = check_passage(Passage(content_id(second), second), location, policy)
-            yield location, query, passage, parse_number(record[key], key, location)
-        except DataError as error:
-            policy.reject(error)
+
+    def parse(record: Record, location: Location) -> tuple[Query, Passage, float]:
+        columns, labels = text_columns(record), [key for key in LABELS if record.get(key) is not None]
+        if len(columns) < 2 or not labels:
+            problem = f"two texts and a score are expected, but the keys are {shorten(list(record))}"
+            raise location.error("missing keys", problem, f"the score is called {' or '.join(LABELS)}")
+        first, second = (require_key(record, key, str, location) for key in columns[:2])
+        key, question = labels[0], normalize_question(first)
+        query = queries.setdefault(question, check_query(Query(id_from_location(location), question), location))
+        passage = check_passage(Passage(content_id(second), second), location, policy)
+        return query, passage, parse_number(record[key], key, location)
+
+    return policy.parse_records(read_records(file, policy), parse)
 
 
 def read_pair_passages(
@@ -134,7 +134,7 @@ def read_pair_passages(
 ) -> Iterator[tuple[Location, Passage]]:
     """Yield the second texts of the pairs without repetition."""
     ids: set[str] = set()
-    for location, _, passage, _ in _pairs(file, policy):
+    for location, (_, passage, _) in _pairs(file, policy):
         if passage.id not in ids:
             ids.add(passage.id)
             yield location, passage
@@ -144,13 +144,13 @@ def read_pair_passages(
 
 def read_pair_queries(file: DataFile, policy: Policy) -> list[Query]:
     """Return the first texts of the pairs without repetition."""
-    return list({query.id: query for _, query, _, _ in _pairs(file, policy)}.values())
+    return list({query.id: query for _, (query, _, _) in _pairs(file, policy)}.values())
 
 
 def read_pair_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the lines of rankings, best first, from the scores of the pairs."""
     by_query: dict[Query, dict[str, tuple[Location, float]]] = {}
-    for location, query, passage, score in _pairs(file, policy):
+    for location, (query, passage, score) in _pairs(file, policy):
         by_query.setdefault(query, {}).setdefault(passage.id, (location, score))
     for query, scores in by_query.items():
         ranking = sorted(scores.items(), key=lambda item: -item[1][1])

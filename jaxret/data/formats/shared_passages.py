@@ -49,13 +49,12 @@ class SharedPassages:
             parse: function of (value, location) that returns a passage, or raises DataError.
         """
         passages: ScoredPassages = {}
-        for number, (value, score) in enumerate(values):
-            value_location = Location(location.path, f"{location.line}, {key}[{number}]")
-            try:
-                passage = self.share(parse(value, value_location), value_location)
-            except DataError as error:
-                self.policy.reject(error)
-                continue
+        places = ((Location(location.path, f"{location.line}, {key}[{n}]"), entry) for n, entry in enumerate(values))
+
+        def parse_shared(entry: tuple[Any, float | None], location: Location) -> tuple[Passage, float | None]:
+            return self.share(parse(entry[0], location), location), entry[1]
+
+        for _, (passage, score) in self.policy.parse_records(places, parse_shared):
             passages.setdefault(passage.id, (passage, score))
         return passages
 

@@ -72,11 +72,12 @@ def csv_rows(
         count += bool(row)
 
 
-def require_columns(row: Sequence[str], columns: Sequence[str], location: Location) -> None:
+def require_columns(row: list[str], columns: Sequence[str], location: Location) -> list[str]:
     if len(row) != len(columns):
         problem = f"this row has {len(row)} columns, beginning {row[0][:40]!r}"
         remedy = f"{len(columns)} are expected, separated by tabs: {', '.join(columns)}"
         raise location.error("wrong columns", problem, remedy)
+    return row
 
 
 _HEADER = re.compile(  # a field of a header: names of columns that are not texts
@@ -93,14 +94,8 @@ def is_header(row: Sequence[str]) -> bool:
 
 def text_lines(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, str]]:
     """Yield (location, line without its line end) of the lines that are not blank."""
-    for location, raw in read_lines(path, digest):
-        try:
-            line = decode_line(raw, location).rstrip("\r\n")
-        except DataError as error:
-            policy.reject(error)
-            continue
-        if line.strip():
-            yield location, line
+    lines = policy.parse_records(read_lines(path, digest), decode_line)
+    return ((location, line.rstrip("\r\n")) for location, line in lines if line.strip())
 
 
 def tab_rows(
@@ -114,14 +109,13 @@ def tab_rows(
         policy: what to do with a bad line.
         digest: digest to which the decompressed bytes are added.
     """
-    for location, line in text_lines(path, policy, digest):
-        row = line.split("\t")
-        if location.line == 1 and is_header(row):
-            policy.note("header line, which is not data", location)
-            continue
-        try:
-            require_columns(row, columns, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        yield location, row
+
+    def rows() -> Iterator[tuple[Location, list[str]]]:
+        for location, line in text_lines(path, policy, digest):
+            row = line.split("\t")
+            if location.line == 1 and is_header(row):
+                policy.note("header line, which is not data", location)
+            else:
+                yield location, row
+
+    return policy.parse_records(rows(), lambda row, location: require_columns(row, columns, location))

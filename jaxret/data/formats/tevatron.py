@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, IdExample, has_keys, record_format
@@ -35,11 +35,9 @@ PASSAGE_ID, SCORE = "docid", "score"
 def read_tevatron_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
     """Yield one example for each record with positive_passages and negative_passages, which may be empty."""
     pool = SharedPassages(policy)
-    for location, record in read_records(file, policy):
-        try:
-            yield location, parse_tevatron_example(record, location, pool)
-        except DataError as error:
-            policy.reject(error)
+    return policy.parse_records(
+        read_records(file, policy), lambda record, location: parse_tevatron_example(record, location, pool)
+    )
 
 
 def parse_tevatron_example(record: Record, location: Location, pool: SharedPassages) -> Example:
@@ -71,16 +69,16 @@ def _score(value: Any, location: Location) -> float | None:
 def read_tevatron_id_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
     """Yield one example for each record with positive_document_ids and negative_document_ids. If query_text is null,
     the text of the query is in another file."""
-    for location, record in read_records(file, policy):
-        try:
-            query_id = record_id(record, QUERY_ID, location)
-            query = None if record.get(QUERY_TEXT) is None else parse_query(record, location, QUERY_ID, QUERY_TEXT)
-            positives = record_ids(record, POSITIVE_IDS, location)
-            if not positives:
-                raise no_positive_error(location, POSITIVE_IDS)
-            yield location, IdExample(query_id, query, positives, record_ids(record, NEGATIVE_IDS, location))
-        except DataError as error:
-            policy.reject(error)
+    return policy.parse_records(read_records(file, policy), _parse_id_example)
+
+
+def _parse_id_example(record: Record, location: Location) -> IdExample:
+    query_id = record_id(record, QUERY_ID, location)
+    query = None if record.get(QUERY_TEXT) is None else parse_query(record, location, QUERY_ID, QUERY_TEXT)
+    positives = record_ids(record, POSITIVE_IDS, location)
+    if not positives:
+        raise no_positive_error(location, POSITIVE_IDS)
+    return IdExample(query_id, query, positives, record_ids(record, NEGATIVE_IDS, location))
 
 
 def _has_texts(every_positive: bool) -> Callable[[FileSample], bool]:

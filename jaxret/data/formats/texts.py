@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.errors import Content, DataError, Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.format import DataFile
 from jaxret.data.lines import Digest
@@ -34,11 +34,10 @@ def passage_reader(
     With `numbers`, an id may be a whole number."""
 
     def passages(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
-        for location, record in read_records(file, policy, digest):
-            try:
-                yield location, parse_passage(record, location, policy, key, text, numbers)
-            except DataError as error:
-                policy.reject(error)
+        def parse(record: Record, location: Location) -> Passage:
+            return parse_passage(record, location, policy, key, text, numbers)
+
+        return policy.parse_records(read_records(file, policy, digest), parse)
 
     return passages
 
@@ -60,20 +59,24 @@ def query_reader(key: str, text: str = "text", numbers: bool = True) -> Callable
     """Return a reader of queries whose id and text have the keys `key` and `text`. Answers, if any, are a list of
     strings under "answers"."""
 
-    def queries(file: DataFile, policy: Policy) -> list[Query]:
-        valid_queries: list[Query] = []
-        first: dict[str, Location] = {}
-        for location, record in read_records(file, policy):
-            try:
-                query = parse_query(record, location, key, text, numbers)
-                require_new_id(query.id, "query id", location, first)
-            except DataError as error:
-                policy.reject(error)
-                continue
-            valid_queries.append(query)
-        return valid_queries
+    def parse(record: Record, location: Location) -> Query:
+        return parse_query(record, location, key, text, numbers)
 
-    return queries
+    return lambda file, policy: unique_queries(read_records(file, policy), policy, parse)
+
+
+def unique_queries(
+    records: Iterable[tuple[Location, Content]], policy: Policy, parse: Callable[[Content, Location], Query]
+) -> list[Query]:
+    """Return the query of each record. A repeated id is an error."""
+    first: dict[str, Location] = {}
+
+    def parse_new(record: Content, location: Location) -> Query:
+        query = parse(record, location)
+        require_new_id(query.id, "query id", location, first)
+        return query
+
+    return [query for _, query in policy.parse_records(records, parse_new)]
 
 
 def parse_query(record: Record, location: Location, key: str, text: str = "text", numbers: bool = True) -> Query:

@@ -15,7 +15,7 @@ from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.formats.tables import tab_rows, text_lines
 from jaxret.data.lines import PathLike, write_text
 from jaxret.data.record_checks import finite_number, require_grade, require_id, shorten
-from jaxret.data.records import Judgement
+from jaxret.data.records import Judgement, Passage
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # an integer of 64 bits; Python raises an error for 4,301 digits
 _SCORE_HEADERS = ("score", "relevance", "rel", "label")
@@ -29,16 +29,12 @@ def read_qrels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judge
     """Yield (location, judgement) of a qrels file. Its lines are "query TAB passage TAB score", with or without a
     header line, or TREC's "query 0 passage score"."""
 
-    def read_all() -> Iterator[tuple[Location, Judgement]]:
-        for location, line in text_lines(file.path, policy):
-            if location.line == 1 and line.split()[-1].lower() in _SCORE_HEADERS:
-                continue
-            try:
-                yield location, _parse_judgement(line, location)
-            except DataError as error:
-                policy.reject(error)
-
-    return reject_contradictions(read_all(), policy)
+    lines = (
+        (location, line)
+        for location, line in text_lines(file.path, policy)
+        if location.line != 1 or line.split()[-1].lower() not in _SCORE_HEADERS
+    )
+    return reject_contradictions(policy.parse_records(lines, _parse_judgement), policy)
 
 
 def reject_contradictions(
@@ -90,14 +86,13 @@ def reject_unknown_ids(
         passage_ids: valid ids of passages; None: any.
         policy: what to do with a bad judgement.
     """
-    for location, judgement in judgements:
-        try:
-            require_known_id(judgement.query_id, "query", query_ids, location)
-            require_known_id(judgement.passage_id, "passage", passage_ids, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        yield location, judgement
+
+    def check(judgement: Judgement, location: Location) -> Judgement:
+        require_known_id(judgement.query_id, "query", query_ids, location)
+        require_known_id(judgement.passage_id, "passage", passage_ids, location)
+        return judgement
+
+    return policy.parse_records(judgements, check)
 
 
 def require_known_id(key: str, kind: str, valid_ids: Collection[str] | None, location: Location) -> None:
@@ -114,6 +109,18 @@ def require_known_id(key: str, kind: str, valid_ids: Collection[str] | None, loc
         raise location.error(f"unknown {kind} id", f"there is no {kind} with the id {key!r}", remedy)
 
 
+def known_passages(
+    ids: Iterable[tuple[Location, str]], corpus: Mapping[str, Passage], policy: Policy
+) -> Iterator[tuple[Location, Passage]]:
+    """Yield the passages with some ids. An id that the corpus does not have is an error."""
+
+    def find(key: str, location: Location) -> Passage:
+        require_known_id(key, "passage", corpus, location)
+        return corpus[key]
+
+    return policy.parse_records(ids, find)
+
+
 class RunLine(NamedTuple):
     """One line of a run file, and its location."""
 
@@ -127,18 +134,18 @@ class RunLine(NamedTuple):
 
 def read_trec_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the lines "query Q0 passage rank score tag" of a run file, in the file's order."""
-    for location, line in text_lines(file.path, policy):
-        try:
-            words = line.split()
-            if len(words) != 6:
-                problem = f"this line has {len(words)} columns: {line[:60]!r}"
-                raise location.error("wrong columns", problem, 'a run has six: "query Q0 passage rank score tag"')
-            query_id, _, passage_id, rank, score, _ = words
-            if not _INTEGER.fullmatch(rank):
-                raise location.error("bad rank", f"rank {shorten(rank)} is not an integer", "ranks count from 1")
-            yield RunLine(location, query_id, passage_id, int(rank), _parse_score(score, location))
-        except DataError as error:
-            policy.reject(error)
+    return (line for _, line in policy.parse_records(text_lines(file.path, policy), _parse_run_line))
+
+
+def _parse_run_line(line: str, location: Location) -> RunLine:
+    words = line.split()
+    if len(words) != 6:
+        problem = f"this line has {len(words)} columns: {line[:60]!r}"
+        raise location.error("wrong columns", problem, 'a run has six: "query Q0 passage rank score tag"')
+    query_id, _, passage_id, rank, score, _ = words
+    if not _INTEGER.fullmatch(rank):
+        raise location.error("bad rank", f"rank {shorten(rank)} is not an integer", "ranks count from 1")
+    return RunLine(location, query_id, passage_id, int(rank), _parse_score(score, location))
 
 
 def _parse_score(score: str, location: Location) -> float:
@@ -150,14 +157,15 @@ def _parse_score(score: str, location: Location) -> float:
 def read_tevatron_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the lines "query TAB passage TAB score" of Tevatron's rankings. The file's order gives the ranks."""
     ranks: dict[str, int] = {}
-    for location, (query_id, passage_id, score) in tab_rows(file.path, ("query id", "passage id", "score"), policy):
-        try:
-            value = _parse_score(score, location)
-        except DataError as error:
-            policy.reject(error)
-            continue
+
+    def parse(row: list[str], location: Location) -> RunLine:
+        query_id, passage_id, score = row
+        value = _parse_score(score, location)
         ranks[query_id] = ranks.get(query_id, 0) + 1
-        yield RunLine(location, query_id, passage_id, ranks[query_id], value)
+        return RunLine(location, query_id, passage_id, ranks[query_id], value)
+
+    rows = tab_rows(file.path, ("query id", "passage id", "score"), policy)
+    return (line for _, line in policy.parse_records(rows, parse))
 
 
 def rank_lines(lines: Iterable[RunLine], policy: Policy) -> dict[str, list[RunLine]]:
