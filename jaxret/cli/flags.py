@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, fields
-from types import NoneType
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from absl import flags
@@ -14,44 +13,75 @@ flags.disclaim_key_flags()  # a flag belongs to the module of its verb
 
 
 class OptionFlags(Generic[T]):
-    """The flags of a dataclass: one for each field that has a help text, with the field's name, default and type.
+    """The flags of a dataclass: one for each field that has a help text, with the field's name, default and type, and
+    those of fields that are dataclasses with options, in the order of the fields.
 
     Calling it returns the dataclass with the values of the flags. A field with choices is a choice of strings; a tuple
-    is a flag that may be repeated. A field `explicit_fields` has the names of those on the command line.
+    is a flag that may be repeated, or has commas. A field `explicit_fields` has the names of those on the command line.
     """
 
-    def __init__(self, kind: type[T], **defaults: Any) -> None:
-        """Define the flags of a dataclass. defaults: of fields, where they differ; None makes a flag required."""
+    def __init__(self, kind: type[T], **values: Any) -> None:
+        """Define the flags of a dataclass. values: defaults of fields, where they differ, of which None makes a flag
+        required; or flags of fields, in place of those of their options."""
         options: Any = kind
         types = get_type_hints(kind)
         self.kind = kind
-        self.holders: dict[str, flags.FlagHolder] = {
-            option.name: _define(option, types[option.name], defaults.get(option.name, option.default))
-            for option in fields(options)
-            if "help" in option.metadata
-        }
+        self.options: dict[str, Field[Any]] = {option.name: option for option in fields(options)}
+        self.parts: dict[str, flags.FlagHolder | OptionFlags[Any]] = {}
+        for name, option in self.options.items():
+            value = values.get(name, option.default)
+            if isinstance(value, flags.FlagHolder):
+                self.parts[name] = value
+            elif "help" in option.metadata:
+                self.parts[name] = _define(option.metadata["flag"] or name, option, types[name], value)
+            elif is_dataclass(types[name]):
+                self.parts[name] = OptionFlags(types[name])
+
+    @property
+    def holders(self) -> dict[str, flags.FlagHolder]:
+        """The flags by their fields, also those of fields that are dataclasses."""
+        holders: dict[str, flags.FlagHolder] = {}
+        for name, part in self.parts.items():
+            holders |= part.holders if isinstance(part, OptionFlags) else {name: part}
+        return holders
 
     def __call__(self, **changes: Any) -> T:
         """Return the dataclass. changes: values of further fields."""
-        values = {name: holder.value for name, holder in self.holders.items()} | changes
-        kind: Any = self.kind
-        if "explicit_fields" in {option.name for option in fields(kind)}:
+        values = {name: self._value(name) for name in self.parts if name not in changes} | changes
+        if "explicit_fields" in self.options:
             values["explicit_fields"] = tuple(name for name, holder in self.holders.items() if holder.present)
-        return self.kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        return self.kind(**{name: value for name, value in values.items() if value is not MISSING})
+
+    def _value(self, name: str) -> Any:
+        """Return the value of a field; MISSING if its flag has none."""
+        part = self.parts[name]
+        if isinstance(part, OptionFlags):
+            return part()
+        if part.value is None:
+            return MISSING
+        parse = self.options[name].metadata.get("parse") or tuple
+        return parse(part.value) if isinstance(part.value, list) else part.value
 
 
-def _define(field: Field[Any], annotation: Any, default: Any) -> flags.FlagHolder:
+def define_flag(name: str, kind: type, option: Any) -> flags.FlagHolder:
+    """Define the flag of an option that belongs to no dataclass."""
+    return _define(name, option, kind, option.default)
+
+
+def _define(name: str, option: Field[Any], annotation: Any, default: Any) -> flags.FlagHolder:
     default = None if default is MISSING else default
     kinds = get_args(annotation) or (annotation,)
-    name, help = field.metadata["flag"] or field.name, field.metadata["help"]
-    required = default is None and NoneType not in kinds
+    help, choices = option.metadata["help"], option.metadata["choices"]
+    required = default is None and option.default is not None
+    if option.metadata["parse"]:
+        return flags.DEFINE_list(name, default and list(default), help, required=required)
     if isinstance(default, tuple):
         return flags.DEFINE_multi_string(name, list(default), help)
-    if field.metadata["choices"]:
-        return flags.DEFINE_enum(name, default, field.metadata["choices"], help, required=required)
+    if choices:
+        return flags.DEFINE_enum(name, default or None, choices, help, required=required)
     if bool in kinds:
         return flags.DEFINE_bool(name, default, help, required=required)
     if int in kinds or float in kinds:
         define = flags.DEFINE_integer if int in kinds else flags.DEFINE_float
-        return define(name, default, help, lower_bound=field.metadata["lower_bound"], required=required)
+        return define(name, default, help, lower_bound=option.metadata["lower_bound"], required=required)
     return flags.DEFINE_string(name, default, help, required=required)

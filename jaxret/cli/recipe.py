@@ -14,10 +14,12 @@ from ml_collections import config_flags
 
 from jaxret.cli import shared_flags
 from jaxret.cli.app import config_overrides
+from jaxret.cli.flags import OptionFlags
+from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 
 _CONFIG = shared_flags.config("config with stages")
 _WORKDIR = shared_flags.workdir("folder of the recipe; each stage has a run in it")
-_EVALUATION = shared_flags.RequestFlags()
+_EVALUATION = OptionFlags(EvaluationRequest)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Flags that several verbs have, each with one wording.
+"""Flags that several verbs have.
 
 A function defines the flag of its name for the verb that calls it. `role` names the source of the flag, if a verb has
 several.
@@ -8,19 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 from ml_collections import config_flags
 
-from jaxret.cli.flags import OptionFlags
-from jaxret.configs.options import MATCH_HELP, MATCH_KINDS
+from jaxret.cli.flags import define_flag
+from jaxret.configs.shared_options import (
+    checkpoint_option,
+    corpus_option,
+    encoded_corpus_option,
+    k_option,
+    measures_option,
+    on_error_option,
+    platform_option,
+    qrels_option,
+    queries_option,
+    split_option,
+    workdir_option,
+)
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_file_path, require_folder_path
 
 if TYPE_CHECKING:
     from jaxret.data.formats import Corpus
-    from jaxret.experiments.recipes.check_recipe import EvaluationRequest
 
 flags.disclaim_key_flags()  # a flag belongs to the module of its verb
 
@@ -61,19 +72,16 @@ def _out(role: str, require: Callable[[str, str], None]) -> flags.FlagHolder:
 
 
 def workdir(role: str = "folder of the run") -> flags.FlagHolder:
-    return flags.DEFINE_string("workdir", None, role, required=True)
+    return define_flag("workdir", str, workdir_option(role))
 
 
 def checkpoint() -> flags.FlagHolder:
-    return flags.DEFINE_string("checkpoint", "best", "checkpoint of the run: best, last, or a step")
+    return define_flag("checkpoint", str, checkpoint_option())
 
 
 def corpus(default: str = "", required: bool = False) -> flags.FlagHolder:
     """Define --corpus: passages as text."""
-    source = "folder or file with passages (docs/data.md lists the formats)"
-    return flags.DEFINE_string(
-        "corpus", None if required else "", f"{source}; default: {default}" if default else source, required=required
-    )
+    return define_flag("corpus", str, corpus_option(default, required))
 
 
 def open_corpus(holder: flags.FlagHolder) -> Corpus | None:
@@ -85,117 +93,35 @@ def open_corpus(holder: flags.FlagHolder) -> Corpus | None:
 
 def encoded_corpus() -> flags.FlagHolder:
     """Define --corpus: passages that a run encoded."""
-    return flags.DEFINE_string(
-        "corpus", "", "name of the encoded corpus, or path of its data; default: the only one of the run"
-    )
+    return define_flag("corpus", str, encoded_corpus_option())
 
 
 def queries(default: str = "") -> flags.FlagHolder:
-    source = "folder or file with queries (docs/data.md lists the formats)"
-    return flags.DEFINE_string("queries", "", f"{source}; default: {default}" if default else source)
+    return define_flag("queries", str, queries_option(default))
 
 
-def qrels(default: str = "no evaluation by judgements") -> flags.FlagHolder:
-    return flags.DEFINE_string("qrels", "", f"folder or file with judgements; default: {default}")
+def qrels() -> flags.FlagHolder:
+    return define_flag("qrels", str, qrels_option())
 
 
 def split(default: str, role: str = "split of a folder") -> flags.FlagHolder:
-    return flags.DEFINE_string("split", default, role)
+    return define_flag("split", str, split_option(default, role))
 
 
 def k() -> flags.FlagHolder:
-    return flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
+    return define_flag("k", int, k_option())
 
 
 def measures() -> flags.FlagHolder:
-    return flags.DEFINE_list(
-        "measures",
-        None,
-        "measures as in ir-measures, and Accuracy@k by answers; default: nDCG@10,RR@10,R@100,Success@5,Success@20 and, "
-        "with answers, Accuracy@1,5,20,100, none deeper than --k",
-    )
+    return define_flag("measures", tuple, measures_option())
 
 
-def match(default: str | None = "string", note: str = "") -> flags.FlagHolder:
-    return flags.DEFINE_enum("match", default, list(MATCH_KINDS), MATCH_HELP + note)
-
-
-def on_error(keep: bool = False) -> flags.FlagHolder:
-    choices = ["error", "skip", *(["keep"] if keep else [])]
-    note = "; keep: encode empty passages, stop at other bad records" if keep else ""
-    return flags.DEFINE_enum("on_error", "error", choices, f"at a bad record: stop, or skip and count it{note}")
+def on_error() -> flags.FlagHolder:
+    return define_flag("on_error", str, on_error_option())
 
 
 def platform() -> flags.FlagHolder:
-    return flags.DEFINE_string("platform", "", "required platform: tpu, gpu or cpu; default: the best that JAX finds")
-
-
-def attention() -> flags.FlagHolder:
-    return flags.DEFINE_string("attention", None, "plain, flash (TPU) or cudnn (GPU); default: as in training")
-
-
-def query_length(note: str = "") -> flags.FlagHolder:
-    return flags.DEFINE_integer("query_length", None, f"tokens of a query, at most; default: as in training{note}")
-
-
-def passage_length(note: str = "") -> flags.FlagHolder:
-    return flags.DEFINE_integer("passage_length", None, f"tokens of a passage, at most; default: as in training{note}")
-
-
-def download() -> flags.FlagHolder:
-    return flags.DEFINE_bool("download", False, "download a model that is not in the local cache of Hugging Face")
-
-
-def seed(default: int, role: str) -> flags.FlagHolder:
-    return flags.DEFINE_integer("seed", default, f"seed of {role}", lower_bound=0)
-
-
-def tokens_per_batch() -> flags.FlagHolder:
-    return flags.DEFINE_integer(
-        "tokens_per_batch", None, "tokens that are computed at a time; default: the setting of the run"
-    )
-
-
-def self_matches() -> flags.FlagHolder:
-    return flags.DEFINE_enum(
-        "self_matches",
-        "auto",
-        ["auto", "keep", "remove"],
-        "passages with the id of their query; auto removes them, as BEIR does, only if queries are passages (ArguAna)",
-    )
-
-
-def latency() -> flags.FlagHolder:
-    return flags.DEFINE_integer(
-        "latency",
-        None,
-        "queries to time, searched one at a time; 0: none; default: 100, but none begins after 20 s",
-        lower_bound=0,
-    )
-
-
-class RequestFlags(OptionFlags["EvaluationRequest"]):
-    """The flags of the data and measures that evaluate the stages of a recipe, and the points of a sweep."""
-
-    def __init__(self) -> None:
-        train = "the folder of config.data.train"
-        self.holders = {
-            "corpus": corpus(train),
-            "queries": queries(train),
-            "qrels": qrels("--queries, if it is a folder"),
-            "split": split("test"),
-            "k": k(),
-            "measures": measures(),
-            "match": match(None, "; default: strings, or the setting of a stage's mining"),
-        }
-
-    def __call__(self, **changes: Any) -> EvaluationRequest:
-        from jaxret.experiments.recipes.check_recipe import EvaluationRequest
-
-        self.kind = EvaluationRequest
-        names, match = self.holders["measures"].value, self.holders["match"].value
-        values = {"corpus": open_corpus(self.holders["corpus"]), "measures": names or None, "match": match or ""}
-        return super().__call__(**values | changes)
+    return define_flag("platform", str, platform_option())
 
 
 def of_job(verb: ModuleType) -> dict[str, str]:

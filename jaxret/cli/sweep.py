@@ -16,6 +16,8 @@ from ml_collections import config_flags
 
 from jaxret.cli import shared_flags
 from jaxret.cli.app import config_overrides
+from jaxret.cli.flags import OptionFlags
+from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 
 _CONFIG = shared_flags.config("config of the points")
 _WORKDIR = shared_flags.workdir("folder of the sweep; each point has a folder in it")
@@ -32,7 +34,7 @@ _DIVERSITY = flags.DEFINE_string(
 )
 _LIST = flags.DEFINE_boolean("list", False, "only print the runs")
 _INDEX = flags.DEFINE_integer("index", 0, "only do the run with this number; 0: all runs, and the table", lower_bound=0)
-_EVALUATION = shared_flags.RequestFlags()
+_EVALUATION = OptionFlags(EvaluationRequest)
 
 
 def main() -> None:

@@ -6,31 +6,35 @@ The command line makes its flags of the fields (`jaxret/cli/flags.py`); function
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import field, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 TOO_LARGE = 10**18  # smaller numbers fit into 64 bits
-# How evaluation and mining read answers of queries.
-MATCH_KINDS = ("string", "regex")
-MATCH_HELP = "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)"
 
 
 def option(
-    default: Any, help: str, choices: tuple[Any, ...] = (), lower_bound: int | float | None = None, flag: str = ""
+    default: Any,
+    help: str,
+    choices: tuple[Any, ...] = (),
+    lower_bound: int | float | None = None,
+    flag: str = "",
+    parse: Callable[[list[str]], Any] | None = None,
 ) -> Any:
     """Return a dataclass field.
 
     Args:
-        default: value of the field, and of its flag.
+        default: value of the field, and of its flag; MISSING if it must be given.
         help: help text of the flag.
         choices: allowed values; () allows any.
         lower_bound: lowest allowed number.
         flag: name of the flag, where it differs from the field's.
+        parse: value of the texts of a flag with commas; without it, a flag of several values is repeated.
     """
-    return field(default=default, metadata={"help": help, "choices": choices, "lower_bound": lower_bound, "flag": flag})
+    metadata = {"help": help, "choices": choices, "lower_bound": lower_bound, "flag": flag, "parse": parse}
+    return field(default=default, metadata=metadata)
 
 
 def given_fields(options: Any, names: Iterable[str], explicit: Container[str] = ()) -> list[str]:

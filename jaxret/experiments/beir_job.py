@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxret.configs.options import option
+from jaxret.configs.shared_options import (
+    checkpoint_option,
+    on_error_option,
+    passage_length_option,
+    platform_option,
+    query_length_option,
+    split_option,
+    workdir_option,
+)
 from jaxret.runs.workdir import Workdir
 
 
@@ -12,18 +22,21 @@ from jaxret.runs.workdir import Workdir
 class BeirJob:
     """A run, and the sets that it is evaluated on. Raises ValueError for two columns of one name."""
 
-    workdir: str  # folder of the run
     folder: str  # folder with a folder for each set
-    checkpoint: str = "best"  # "best", "last" or a step
-    # query_length, passage_length: largest number of tokens; None: as in training
-    query_length: int | None = None
-    passage_length: int | None = None
-    bm25: bool = False  # whether BM25 is evaluated, too, and shown beside the run
-    # folders with evaluations of other systems, shown beside the run; NAME=FOLDER names a system
-    columns: tuple[str, ...] = ()
-    sets: tuple[str, ...] = ()  # names of the sets; () for all of the folder
-    split: str = "test"  # split of the judgements
-    on_error: str = "error"  # at a bad record: "error", "skip", or "keep", which encodes empty passages
+    workdir: str = workdir_option()
+    checkpoint: str = checkpoint_option()
+    query_length: int | None = query_length_option()
+    passage_length: int | None = passage_length_option()
+    platform: str = platform_option()
+    sets: tuple[str, ...] = option((), "sets to evaluate on; default: all sets of the folder", parse=tuple)
+    split: str = split_option("test", "split of the judgements")
+    on_error: str = on_error_option(keep=True)
+    bm25: bool = option(False, "also evaluate BM25 on the sets, and show it in another column")
+    columns: tuple[str, ...] = option(
+        (),
+        "system to show in another column: folder of a run, or of evaluations SET.SPLIT.json; NAME=FOLDER names it",
+        flag="beside",
+    )
 
     def __post_init__(self) -> None:
         names = [Workdir(self.workdir).name, *(name for name, _ in map(split_column, self.columns))]

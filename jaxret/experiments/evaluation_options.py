@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxret.configs.options import MATCH_HELP, MATCH_KINDS, check_options, option
+from jaxret.configs.options import check_options, option
+from jaxret.configs.shared_options import latency_option, match_option, self_matches_option
 
 
 @dataclass(frozen=True)
@@ -18,19 +19,11 @@ class EvaluationOptions:
     measures: tuple[str, ...] | None = None
     name: str = ""  # name of the result; "" for the name of the data set
     label: str = ""  # follows the data set's name in file names, so that results do not replace others
-    self_matches: str = option(
-        "auto",
-        "passages with the id of their query; auto removes them, as BEIR does, only if queries are passages (ArguAna)",
-        ("auto", "keep", "remove"),
-    )
-    latency: int | None = option(
-        None,
-        "queries to time, searched one at a time; 0: none; default: 100, but none begins after 20 s",
-        lower_bound=0,
-    )
+    self_matches: str = self_matches_option()
+    latency: int | None = latency_option()
     latency_passages: tuple[int, ...] = ()  # numbers of passages with which a search is timed, too
     dpr_results: bool = option(False, "also write the results in DPR's format, with texts and has_answer")
-    match: str = option("string", MATCH_HELP, MATCH_KINDS)
+    match: str = match_option()
     on_error: str = option(
         "error",
         "at a bad record: stop, or skip and count it; keep: allow empty passages, stop at other bad records",

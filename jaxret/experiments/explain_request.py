@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.configs.options import option
+from jaxret.configs.shared_options import checkpoint_option, encoded_corpus_option, workdir_option
 from jaxret.data.records import Passage
 
 
@@ -12,15 +14,15 @@ class ExplainRequest:
     """A run, and the query and passage whose score is explained. Raises ValueError for values that are missing or
     exclude each other."""
 
-    workdir: str  # folder of the run
-    query: str = ""  # text of the query; "" for no query
-    text: str = ""  # text of the passage; "" for no passage, or one of `passage_id`
-    title: str = ""  # title of the passage of `text`
-    passage_id: str = ""  # id of an encoded passage, instead of `text`
-    encoded_name: str = ""  # the corpus of `passage_id`: its name, or the path that was encoded; "" for the only one
-    rank: bool = False  # whether to search for `query` and add the rank of `passage_id`
-    top: int = 10  # number of rows of a table
-    checkpoint: str = "best"  # "best", "last" or a step
+    workdir: str = workdir_option()
+    query: str = option("", "text of a query")
+    text: str = option("", "text of a passage", flag="passage")
+    title: str = option("", "title of the passage")
+    passage_id: str = option("", "instead of --passage: id of an encoded passage")
+    rank: bool = option(False, "with --query and --passage_id: search the corpus, and print the passage's rank")
+    encoded_name: str = encoded_corpus_option()  # the corpus of `passage_id`
+    top: int = option(10, "rows of a table", lower_bound=1)
+    checkpoint: str = checkpoint_option()
 
     def __post_init__(self) -> None:
         if not (self.query or self.text or self.passage_id) or (self.text and self.passage_id):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from jaxret.data.records import Judgement, Query, Rankings
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text
 from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
-from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
+from jaxret.evaluation.self_matches import without_self_matches
 from jaxret.experiments.evaluate_search import evaluation_path, write_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
+from jaxret.experiments.fuse_job import FuseJob
 from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.index.source import encoded_sources
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem, SystemWithoutSelfMatches
@@ -29,43 +29,6 @@ from jaxret.storage.atomic import sha256_file
 from jaxret.storage.working_copy import require_writable, shown_message
 
 TUNED_DEPTH = 1000  # passages per query in tuning if the measure has no cut-off
-
-
-@dataclass(frozen=True)
-class FuseJob:
-    """Runs to fuse, and how to evaluate the result."""
-
-    # run files of the same queries; or folders of runs and of BM25, which all score every candidate
-    runs: Sequence[str]
-    out: str  # file to write, a TREC run
-    # for files "rrf", "min_max" or "z_score"; for folders "min_max", "z_score" or "sum"; "" for the first of these
-    method: str = ""
-    encoded_name: str = ""  # name of the corpus in folders; "" for the only one
-    weights: Sequence[float] = ()  # weights of the runs; () for 1 each
-    k: int = 1000  # number of passages that are written per query
-    # queries, qrels: folders or files to evaluate with; "" for no evaluation
-    queries: str = ""
-    qrels: str = ""
-    split: str = "test"  # split to read if a source is a folder
-    measures: tuple[str, ...] = ("nDCG@10", "RR@10", "R@100")  # names such as "nDCG@10"
-    # data on which weights are tuned. With run files: a run of other queries for each run, in the same order. With
-    # folders: one folder or file of queries.
-    tune_runs: Sequence[str] = ()
-    tune_qrels: str = ""  # judgements of the queries of `tune_runs`
-    tune_split: str = "dev"  # split of `tune_qrels`, if it is a folder
-    self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
-    explicit_fields: Sequence[str] = ()  # fields that the command line sets, default values included
-
-    @cached_property
-    def source(self) -> EvaluationSource | None:
-        """The queries of the evaluation and their judgements; None without queries. Raises DataError if a source is
-        missing."""
-        return EvaluationSource.open(self.queries, self.qrels, self.split) if self.queries else None
-
-    @property
-    def removes_self_matches(self) -> bool:
-        """Whether passages with the id of their query are left out; "auto" decides by the name of the data set."""
-        return removes_self_matches(self.self_matches, self.source.dataset if self.source else "")
 
 
 def fuse_runs(job: FuseJob) -> Evaluation | None:

@@ -3,42 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from jaxret.configs.options import given_fields
+from jaxret.configs.options import given_fields, option
+from jaxret.configs.shared_options import (
+    checkpoint_option,
+    corpus_option,
+    download_option,
+    latency_option,
+    match_option,
+    measures_option,
+    on_error_option,
+    passage_length_option,
+    platform_option,
+    qrels_option,
+    queries_option,
+    query_length_option,
+    self_matches_option,
+    tokens_per_batch_option,
+)
+
+if TYPE_CHECKING:
+    from jaxret.data.formats import Corpus
+    from jaxret.data.formats.rankings import RankingSource
+    from jaxret.experiments.evaluation_queries import EvaluationSource
 
 # Fields for reranking and evaluating a run, which have no meaning with `train`.
 OF_RUNS = ("queries", "corpus", "qrels", "measures", "self_matches", "k", "tail", "match", "latency")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RerankRequest:
     """A cross-encoder, and a run that it reranks or training data that it scores. Raises ValueError for values that are
     missing or exclude each other."""
 
-    out: str  # file to write
-    workdir: str = ""  # folder of the run of a cross-encoder; or
-    model: str = ""  # folder or hub name of a cross-encoder of transformers
-    checkpoint: str = "best"  # with `workdir`: "best", "last" or a step
-    download: bool = False  # with `model`: whether files that are not in the local cache are downloaded
-    run: str = ""  # file of the run to rerank; or
-    train: str = ""  # folder or file with training data
-    split: str = ""  # split to read if a source is a folder; "" for "train" with `train`, else "test"
-    negatives_run: str = ""  # with `train`: rankings whose passages are the negatives of a folder
-    queries: str = ""  # folder or file with the queries of the run
-    corpus: str = ""  # folder or file with the passages of the run
-    qrels: str = ""  # folder or file with judgements; "" for none
-    measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
-    self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query
-    k: int = 100  # number of passages per query that are scored
-    tail: bool = True  # whether passages that are not scored follow in the written run
-    match: str = "string"  # how answers are read, "string" or "regex"
-    latency: int | None = None  # number of queries to time; 0 for none, None for 100 in at most 20 s
-    on_error: str = "error"  # "error" or "skip", for bad records
-    # query_length, passage_length: largest number of tokens; None: as in training, or as the encoder allows
-    query_length: int | None = None
-    passage_length: int | None = None
-    tokens_per_batch: int | None = None  # None: as in the run
-    platform: str = ""  # required platform "gpu", "tpu" or "cpu"; "" for any
+    workdir: str = option("", "folder of the run of a cross-encoder")
+    model: str = option(
+        "", "instead of --workdir: folder or hub name of a cross-encoder of transformers, with one label"
+    )
+    download: bool = download_option()
+    out: str  # file to write, a TREC run or training data
+    run: str = option("", "rankings to rerank: a TREC run, or another format of docs/data.md")
+    queries: str = queries_option()
+    corpus: str = corpus_option()
+    qrels: str = qrels_option()
+    measures: tuple[str, ...] | None = measures_option()
+    self_matches: str = self_matches_option()
+    match: str = match_option()
+    train: str = option("", "instead of --run: training data; all their passages are scored")
+    negatives_run: str = option("", "with --train=FOLDER: rankings with its negatives, as data.negatives_run")
+    split: str = option("", "split of a folder; default: test, or train with --train")
+    k: int = option(100, "passages per query to score", lower_bound=1)
+    latency: int | None = latency_option()
+    tail: bool = option(
+        True, "also write the other passages, after the scored ones; use --notail for a teacher's scores"
+    )
+    checkpoint: str = checkpoint_option()
+    query_length: int | None = query_length_option(", or 128")
+    passage_length: int | None = passage_length_option(", or the encoder's limit")
+    tokens_per_batch: int | None = tokens_per_batch_option()
+    platform: str = platform_option()
+    on_error: str = on_error_option()
     explicit_fields: tuple[str, ...] = ()  # fields that the command line sets, default values included
 
     def __post_init__(self) -> None:
@@ -55,3 +81,24 @@ class RerankRequest:
             raise ValueError("--negatives_run needs --train (training data); remove it")
         if self.run and not (self.queries and self.corpus):
             raise ValueError("--run needs --queries and --corpus, the texts of the run")
+
+    @cached_property
+    def source(self) -> EvaluationSource:
+        """The queries of the run, and judgements for its evaluation. Raises DataError if they are missing."""
+        from jaxret.experiments.evaluation_queries import EvaluationSource  # it imports all formats
+
+        return EvaluationSource.open(self.queries, self.qrels, self.split or "test")
+
+    @cached_property
+    def texts(self) -> Corpus:
+        """The passages of the run. Raises DataError if they are missing."""
+        from jaxret.data.formats import Corpus
+
+        return Corpus.open(self.corpus)
+
+    @cached_property
+    def rankings(self) -> RankingSource:
+        """The run to rerank. Raises DataError if it is missing."""
+        from jaxret.data.formats.rankings import RankingSource
+
+        return RankingSource.open(self.run)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import Location
 from jaxret.data.formats import (
-    Corpus,
     CorpusScan,
     Policy,
     source_path,
     write_run,
 )
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
@@ -26,6 +24,7 @@ from jaxret.evaluation.self_matches import removes_self_matches, without_self_ma
 from jaxret.experiments.evaluate_search import answer_accuracies, evaluation_path, require_answers, write_measures
 from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
+from jaxret.experiments.rerank_request import RerankRequest
 from jaxret.parallel.progress import print_line
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
@@ -55,26 +54,8 @@ def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], dept
 
 
 @dataclass(frozen=True)
-class RerankJob:
-    """A run to rerank, and how to evaluate it."""
-
-    run: RankingSource  # the run
-    corpus: Corpus  # corpus with the passages of the run
-    source: EvaluationSource  # the queries of the run, and judgements for its evaluation
-    out: str | Path  # file to write, a TREC run
-    depth: int = 100  # number of passages per query that are scored
-    tail: bool = True  # whether passages that are not scored follow in the written run
-    on_error: str = "error"  # "error" or "skip", for bad records
-    measures: Sequence[str] | None = None  # names such as "nDCG@10"; None for the default measures
-    self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
-    match: str = "string"  # how answers are read, "string" or "regex"
-    # number of queries that are scored again, one at a time, to time them; 0 for none, None for 100 in at most 20 s
-    latency: int | None = None
-
-
-@dataclass(frozen=True)
 class _Inputs:
-    """The contents of a job's files."""
+    """The contents of a request's files."""
 
     rankings: Rankings  # without self-matches if they are removed
     self_matches_removed: bool  # whether self-matches were removed
@@ -87,7 +68,9 @@ class _Inputs:
     policy: Policy  # counts skipped records
 
 
-def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tuple[Evaluation, Evaluation] | None:
+def rerank_run(
+    reranker: Reranker, request: RerankRequest, progress: bool = True
+) -> tuple[Evaluation, Evaluation] | None:
     """Write the reranked run. With judgements, print and return (evaluation of the first stage, evaluation after
     reranking).
 
@@ -97,120 +80,122 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
         DataError: a query or a passage of the run has no text, or the run is empty.
         ValueError: a measure is deeper than the run, or an output would overwrite an input.
     """
-    _require_separate_output(job)
-    inputs = _read_inputs(job)
-    pairs = [(query, passage) for query, ranking in inputs.rankings.items() for passage, _ in ranking[: job.depth]]
-    tail = "follow them" if job.tail else "are left out"
-    print_line(f"scoring {len(pairs):,} pairs: the first {job.depth} passages of each query; the other passages {tail}")
+    _require_separate_output(request)
+    inputs = _read_inputs(request)
+    pairs = [(query, passage) for query, ranking in inputs.rankings.items() for passage, _ in ranking[: request.k]]
+    tail = "follow them" if request.tail else "are left out"
+    print_line(f"scoring {len(pairs):,} pairs: the first {request.k} passages of each query; the other passages {tail}")
     passages = {passage: inputs.passages[passage] for _, passage in pairs}
     scores, cut = reranker(inputs.queries, passages, pairs, progress)
     print(*cut, sep="\n")
-    rankings = rerank_top(inputs.rankings, dict(zip(pairs, map(float, scores))), job.depth, job.tail)
-    write_run(job.out, rankings, tag="jaxret-rerank")
-    print(f"run: {job.out}")
+    rankings = rerank_top(inputs.rankings, dict(zip(pairs, map(float, scores))), request.k, request.tail)
+    write_run(request.out, rankings, tag="jaxret-rerank")
+    print(f"run: {request.out}")
     judgements, evaluations = inputs.evaluation_queries.judgements, None
-    if job.source.judgements:
+    if request.source.judgements:
         first_stage, after = (evaluate(run, judgements, inputs.measures.names) for run in (inputs.rankings, rankings))
         evaluations = first_stage, after
         print(evaluation_text({"before": first_stage, "after": after}))
         emit_table({"before": first_stage, "after": after})
     answers = answer_accuracies(
-        rankings, inputs.evaluation_queries.queries, inputs.passages, inputs.measures.cutoffs, job.match
+        rankings, inputs.evaluation_queries.queries, inputs.passages, inputs.measures.cutoffs, request.match
     )
     write_measures(
-        (job.out, evaluation_path(job.out)),
+        (request.out, evaluation_path(request.out)),
         evaluations[1] if evaluations else None,
         answers,
-        _provenance(reranker, job, inputs),
+        _provenance(reranker, request, inputs),
         {"bytes_per_passage": 0.0},  # a cross-encoder reads texts and stores no vectors
-        (lambda: _measure_latency(reranker, inputs, job)) if job.latency != 0 else None,
+        (lambda: _measure_latency(reranker, inputs, request)) if request.latency != 0 else None,
     )
     return evaluations
 
 
-def _require_separate_output(job: RerankJob) -> None:
+def _require_separate_output(request: RerankRequest) -> None:
     """Raise ValueError if an output would overwrite an input, OSError if its folder is not writable."""
-    queries, judgements = job.source.queries, job.source.judgements
-    sources = [("the run that is reranked", job.run.data), ("the queries", queries.data)]
-    sources += [("the corpus", job.corpus.data), *([("the judgements", judgements.data)] if judgements else [])]
-    for path in (job.out, evaluation_path(job.out)):
+    queries, judgements = request.source.queries, request.source.judgements
+    sources = [("the run that is reranked", request.rankings.data), ("the queries", queries.data)]
+    sources += [("the corpus", request.texts.data), *([("the judgements", judgements.data)] if judgements else [])]
+    for path in (request.out, evaluation_path(request.out)):
         require_other_output(path, sources, [queries.split])
-    require_writable(Path(job.out).absolute().parent)
+    require_writable(Path(request.out).absolute().parent)
 
 
-def _read_inputs(job: RerankJob) -> _Inputs:
-    policy = Policy(job.on_error)
-    rankings = job.run.read(policy)
+def _read_inputs(request: RerankRequest) -> _Inputs:
+    policy = Policy(request.on_error)
+    rankings = request.rankings.read(policy)
     longest = max(map(len, rankings.values()), default=0)
     if not longest:
-        raise Location(job.run.files[0]).error("empty run", "it has no rankings", "give a run with rankings")
-    if remove := removes_self_matches(job.self_matches, job.source.dataset):
+        raise Location(request.rankings.files[0]).error("empty run", "it has no rankings", "give a run with rankings")
+    if remove := removes_self_matches(request.self_matches, request.source.dataset):
         rankings = without_self_matches(rankings, longest)
-    k = longest if job.tail else min(job.depth, longest)
-    measures = choose_measures(job.measures, k, str(job.run) if k == longest else "")
-    evaluation_queries = _read_queries(job, rankings, policy)
+    k = longest if request.tail else min(request.k, longest)
+    measures = choose_measures(request.measures, k, request.run if k == longest else "")
+    evaluation_queries = _read_queries(request, rankings, policy)
     queries = evaluation_queries.run_queries
     answer_depth = max(measures.cutoffs)
-    depths = {query: max(job.depth, answer_depth if queries[query].answers else 0) for query in rankings}
-    scan, passages = _read_run_passages(job, rankings, depths, policy)
-    check_answers(evaluation_queries.queries, job.match)
-    require_answers(job.source.queries.source, evaluation_queries.queries, measures)
+    depths = {query: max(request.k, answer_depth if queries[query].answers else 0) for query in rankings}
+    scan, passages = _read_run_passages(request, rankings, depths, policy)
+    check_answers(evaluation_queries.queries, request.match)
+    require_answers(request.source.queries.source, evaluation_queries.queries, measures)
     return _Inputs(rankings, remove, k, measures, queries, scan, passages, evaluation_queries, policy)
 
 
-def _read_queries(job: RerankJob, rankings: Rankings, policy: Policy) -> EvaluationQueries:
+def _read_queries(request: RerankRequest, rankings: Rankings, policy: Policy) -> EvaluationQueries:
     """Read the queries of the run; without judgements, these are the queries of the evaluation."""
-    read = read_evaluation_queries if job.source.judgements else EvaluationSource.read
-    dataset = read(job.source, policy, rankings)
+    read = read_evaluation_queries if request.source.judgements else EvaluationSource.read
+    dataset = read(request.source, policy, rankings)
     if missing_ids := [query for query in rankings if query not in dataset.run_queries]:
-        message = f"{job.run} has query {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
-        raise Location(source_path(job.source.queries.source)).error(
+        message = f"{request.run} has query {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
+        raise Location(source_path(request.source.queries.source)).error(
             "no such query", message, "give the queries of the run"
         )
-    return dataset if job.source.judgements else replace(dataset, queries=list(dataset.run_queries.values()))
+    return dataset if request.source.judgements else replace(dataset, queries=list(dataset.run_queries.values()))
 
 
 def _read_run_passages(
-    job: RerankJob, rankings: Rankings, depths: Mapping[str, int], policy: Policy
+    request: RerankRequest, rankings: Rankings, depths: Mapping[str, int], policy: Policy
 ) -> tuple[CorpusScan, dict[str, Passage]]:
     """Scan the corpus, and return the scan, and the passages of a run whose texts are needed, by id. `depths` is query
     id -> number of these passages."""
     passage_ids = {passage for query, ranking in rankings.items() for passage, _ in ranking[: depths[query]]}
-    scan = job.corpus.scan(policy)
-    passages = {passage.id: passage for passage in job.corpus.read(policy, scan) if passage.id in passage_ids}
+    scan = request.texts.scan(policy)
+    passages = {passage.id: passage for passage in request.texts.read(policy, scan) if passage.id in passage_ids}
     if missing_ids := sorted(passage_ids - passages.keys()):
-        message = f"{job.run} has passage {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
-        raise Location(source_path(job.corpus.source)).error("no such passage", message, "give the corpus of the run")
+        message = f"{request.run} has passage {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
+        raise Location(source_path(request.texts.source)).error(
+            "no such passage", message, "give the corpus of the run"
+        )
     return scan, passages
 
 
-def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dict[str, Any]:
-    """Return the times of scoring `job.latency` queries, one at a time.
+def _measure_latency(reranker: Reranker, inputs: _Inputs, request: RerankRequest) -> dict[str, Any]:
+    """Return the times of scoring `request.latency` queries, one at a time.
 
     Every query is scored twice, the first time as a warm-up. "rerank_ms" is the time from texts to scores on the host;
     the other keys have the meaning that they have for a search.
     """
     times: list[float] = []  # in milliseconds
     first_start = time.perf_counter()
-    for query in spread_evenly([inputs.queries[key] for key in inputs.rankings], job.latency):
-        pairs = [(query.id, passage) for passage, _ in inputs.rankings[query.id][: job.depth]]
+    for query in spread_evenly([inputs.queries[key] for key in inputs.rankings], request.latency):
+        pairs = [(query.id, passage) for passage, _ in inputs.rankings[query.id][: request.k]]
         texts = {passage: inputs.passages[passage] for _, passage in pairs}
         reranker({query.id: query}, texts, pairs)
         start = time.perf_counter()
         reranker({query.id: query}, texts, pairs)
         times.append(1000 * (time.perf_counter() - start))
-        if is_over(job.latency, time.perf_counter() - first_start):
+        if is_over(request.latency, time.perf_counter() - first_start):
             break
     device = str(reranker.scorer.mesh.devices.flat[0].device_kind)
-    return {"rerank_ms": percentiles(times), "questions": len(times), **measurement_conditions(job.depth, device)}
+    return {"rerank_ms": percentiles(times), "questions": len(times), **measurement_conditions(request.k, device)}
 
 
-def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str, Any]:
+def _provenance(reranker: Reranker, request: RerankRequest, inputs: _Inputs) -> dict[str, Any]:
     """Return the provenance of reranked results, with the keys of a search's provenance."""
     tokenizer = reranker.tokenizer
-    source = [sha256_file(path) for path in job.run.files]
-    search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": shown_message(str(job.run))}
+    source = [sha256_file(path) for path in request.rankings.files]
+    search = {"k": inputs.k, "reranked": {"depth": request.k, "of": source}, "run": shown_message(request.run)}
     search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
-    dataset = inputs.evaluation_queries.provenance(inputs.policy, inputs.self_matches_removed, job.match)
+    dataset = inputs.evaluation_queries.provenance(inputs.policy, inputs.self_matches_removed, request.match)
     corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}
     return {**reranker.origin, "corpus": corpus, "search": search, "dataset": dataset}

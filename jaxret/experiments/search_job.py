@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jaxret.configs.options import given_fields
+from jaxret.configs.options import given_fields, option
+from jaxret.configs.shared_options import (
+    attention_option,
+    checkpoint_option,
+    encoded_corpus_option,
+    measures_option,
+    platform_option,
+    qrels_option,
+    queries_option,
+    query_length_option,
+    split_option,
+    workdir_option,
+)
 from jaxret.data.record_checks import check_question
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.runs.job_options import JobOptions
@@ -44,26 +56,45 @@ class SearchJob:
     """A search by a run: queries, corpus, options and processes. Raises ValueError for values that exclude each
     other."""
 
-    workdir: str  # folder of the run
-    query: str | None = None  # a question to answer; or
-    interactive: bool = False  # whether questions are typed; or
-    queries: str = ""  # folder or file with queries
-    qrels: str = ""  # folder or file with their judgements; "" for none
-    split: str = "test"  # split of `queries` and `qrels` if they are folders
-    encoded_name: str = ""  # the encoded corpus: its name, or the path that was encoded; "" for the only one
-    checkpoint: str = "best"  # "best", "last" or a step
-    query_length: int | None = None  # largest number of tokens; None: as in training
-    # dimensions of vectors to search by, 0 for all; with `queries` there may be several sizes; () for all dimensions
-    sizes: tuple[int, ...] = ()
-    platform: str = ""  # required platform "gpu", "tpu" or "cpu"; "" for any
-    attention: str | None = None  # implementation of attention; None: as in training
+    workdir: str = workdir_option()
+    query: str | None = option(None, "question to answer on the terminal")
+    interactive: bool = option(
+        False, "answer questions from the terminal or standard input, one a line, until an empty line"
+    )
+    queries: str = queries_option()
+    qrels: str = qrels_option()
+    split: str = split_option("test")
+    encoded_name: str = encoded_corpus_option()
+    # k, latency_passages, measures: if they are given, those of `evaluation`
+    k: int | None = option(None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
+    latency_passages: tuple[int, ...] = option(
+        (), "also time searches of the first N passages, such as 1000,100000, and of all", parse=parse_counts
+    )
+    # 0 for all dimensions that are stored
+    sizes: tuple[int, ...] = option(
+        (),
+        "search with the first N dimensions of vectors; several sizes, such as 64,256,all, give a table",
+        flag="dimension",
+        parse=parse_sizes,
+    )
+    checkpoint: str = checkpoint_option()
+    query_length: int | None = query_length_option()
+    measures: tuple[str, ...] | None = measures_option()
+    platform: str = platform_option()
+    attention: str | None = attention_option()
+    processes: JobOptions = field(default_factory=JobOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    options: SearchOptions = SearchOptions()
     evaluation: EvaluationOptions = EvaluationOptions()  # without `queries`, only k has a meaning
     explicit_fields: tuple[str, ...] = ()  # fields that the command line sets, default values included
-    options: SearchOptions = SearchOptions()
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    processes: JobOptions = field(default_factory=JobOptions)
 
     def __post_init__(self) -> None:
+        changes: dict[str, Any] = {
+            "k": (self.evaluation.k if self.queries else 10) if self.k is None else self.k,
+            "measures": self.measures or self.evaluation.measures,
+            "latency_passages": self.latency_passages or self.evaluation.latency_passages,
+        }
+        object.__setattr__(self, "evaluation", replace(self.evaluation, **changes))
         if self.engine.engine and self.processes.coordinator:
             raise ValueError("--engine and --coordinator are two ways to search by several processes: remove one")
         if [self.query is not None, bool(self.queries), self.interactive].count(True) != 1:

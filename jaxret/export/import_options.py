@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxret.configs.options import check_options, option
+from jaxret.configs.shared_options import download_option
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ImportOptions:
         "text between title and text of a passage, or [SEP]; auto: a space for sentence-transformers and PyLate "
         "directories, else [SEP]",
     )
-    download: bool = option(False, "download a model that is not in the local cache of Hugging Face")
+    download: bool = download_option()
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxret.configs.options import check_options, option
+from jaxret.configs.shared_options import on_error_option
 from jaxret.storage.leases import BOUND
 
 
@@ -12,11 +13,7 @@ from jaxret.storage.leases import BOUND
 class EncodeOptions:
     """How passages are read, encoded and written. Raises ValueError for a value that is not allowed."""
 
-    on_error: str = option(
-        "error",
-        "at a bad record: stop, or skip and count it; keep: encode empty passages, stop at other bad records",
-        ("error", "skip", "keep"),
-    )
+    on_error: str = on_error_option(keep=True)
     dtype: str = option(
         "",
         "type of the vectors on disk; default: the run's encode.dtype, or for a cut corpus the type of its source",

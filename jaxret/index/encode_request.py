@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxret.configs.options import option
+from jaxret.configs.shared_options import (
+    attention_option,
+    checkpoint_option,
+    corpus_option,
+    passage_length_option,
+    platform_option,
+    tokens_per_batch_option,
+    workdir_option,
+)
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.runs.job_options import JobOptions
 from jaxret.runs.ray_cluster import EngineOptions
@@ -15,21 +25,19 @@ class EncodeRequest:
     """Passages to encode, to append or to delete. Raises ValueError if values are missing or exclude each other, or if
     the file of ids does not exist."""
 
-    workdir: str  # folder of the run
-    # Folder or file with passages; or, with `options.dimension`, the name of an encoded corpus, whose vectors are cut
-    corpus: str = ""
-    name: str = ""  # name of the encoded corpus; "": the name of the folder or file, or the only encoded corpus
-    append: bool = False  # add the passages to the encoded corpus `name`
-    delete: str = ""  # in place of `corpus`: file with ids of passages to delete from the encoded corpus `name`
-    checkpoint: str = "best"  # "best", "last" or a step
-    # Upper bound of a passage's tokens. None: as in training; for appended passages as in the encoded corpus
-    passage_length: int | None = None
-    tokens_per_batch: int | None = None  # None: the run's setting
-    platform: str = ""  # "gpu", "tpu" or "cpu" that is required; "" for any
-    attention: str | None = None  # implementation of attention; None: as in training
+    workdir: str = workdir_option()
+    corpus: str = corpus_option()  # with `options.dimension` also the name of an encoded corpus, whose vectors are cut
+    name: str = option("", "name of the encoded corpus; default: the name of the folder or file")
+    append: bool = option(False, "add the passages to the corpus that is encoded as --name")
+    delete: str = option("", "delete passages from the corpus --name: a file with their ids, one a line")
+    checkpoint: str = checkpoint_option()
+    passage_length: int | None = passage_length_option()  # None: of appended passages as in the encoded corpus
+    tokens_per_batch: int | None = tokens_per_batch_option()
+    platform: str = platform_option()
+    attention: str | None = attention_option()
+    processes: JobOptions = field(default_factory=JobOptions)
     options: EncodeOptions = EncodeOptions()
     engine: EngineOptions = field(default_factory=EngineOptions)
-    processes: JobOptions = field(default_factory=JobOptions)
 
     def __post_init__(self) -> None:
         if not self.corpus and not self.delete:

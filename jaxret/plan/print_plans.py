@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
+from jaxret.configs.options import option
+from jaxret.configs.shared_options import k_option
 from jaxret.configs.synonyms import suggest_name
 from jaxret.parallel.events import emit
 
@@ -31,20 +33,24 @@ class PlanRequest:
     used."""
 
     subject: str  # one of SUBJECTS
-    config: ConfigDict | None  # config to plan; None: a table of `configs_folder`
+    config: ConfigDict | None = None  # config to plan; None: a table of `configs_folder`
     config_name: str = ""  # name of the config in the plan
-    topologies: tuple[str, ...] = ()  # chips, such as "v5e:4x4"; (): a plan without chips
-    configs_folder: str = ""  # folder whose configs are planned in a table
-    sizes: bool = False  # whether the table is about sizes of corpora instead of training
-    utilization: float = 0.4  # expected share of the chips' full rate
-    advice: bool = True  # if a step does not fit, whether to compile changes of the config that may help
+    configs_folder: str = option("", "with `table`: folder of configs; all of them are planned", flag="configs")
+    sizes: bool = option(False, "with `table` and --configs: print bytes and search time of corpora")
+    topologies: tuple[str, ...] = option(
+        (), "chips, such as v5e:4x4, v5p:2x2x1, h100:8; several separated by commas", flag="topology", parse=tuple
+    )
+    utilization: float = option(0.4, "expected share of the chips' full rate, to estimate hours", lower_bound=0.01)
+    advice: bool = option(True, "if a step does not fit, compile it with keys that may help")
     # passages, queries, k: size of a search. Encoding uses `passages`, too.
-    passages: int = 1_000_000
-    queries: int = 1000
-    k: int = 100
-    precision: str = "float32"  # precision of the candidates of a search
-    lengths: tuple[str, ...] = ()  # mean tokens of queries and passages, without data.train
-    price: float | None = None  # price of a chip in dollars per hour, for the cost of training and encoding
+    passages: int = option(1_000_000, "number of passages of the corpus", lower_bound=1)
+    queries: int = option(1000, "number of queries", lower_bound=1)
+    lengths: tuple[str, ...] = option(
+        (), "without data.train: mean tokens of queries and passages, such as 10,80", parse=tuple
+    )
+    price: float | None = option(None, "dollars per chip and hour, to print the cost of training or encoding")
+    precision: str = option("float32", "precision of search candidates, as in jaxret search")
+    k: int = k_option()
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.utilization <= 1:

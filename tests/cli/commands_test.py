@@ -23,30 +23,27 @@ from jaxret.runs.mismatch import flatten
 from tests.pipeline import REPOSITORY, command, environment, write_encoder
 
 COMMANDS = REPOSITORY / "jaxret" / "cli"
-# Flags that have another type, default or meaning in one verb.
+# Module -> flags that have another type, default or meaning in it.
 OWN_MEANING = {
-    ("demo", "workdir"),
-    ("doctor", "workdir"),
-    ("reproduce", "workdir"),
-    ("compare", "measures"),
-    ("compare", "seed"),
-}
-OWN_MEANING |= {
-    ("plan", "queries"),
-    ("data_check", "on_error"),
-    ("data_split", "qrels"),
-    ("fuse", "corpus"),
-    ("fuse", "k"),
-    ("fuse", "measures"),
-    ("plot", "measures"),
-    ("plot", "out"),
-    ("report", "measures"),
-    ("report", "out"),
-    ("report", "queries"),
-    ("rerank", "workdir"),
-    ("rerank", "split"),
-    ("rerank", "k"),
-    ("search", "k"),
+    "compare": {"measures"},
+    "data_check": {"on_error"},
+    "data_split": {"qrels"},
+    "decoding_options": {"queries", "query_length"},
+    "demo": {"workdir"},
+    "doctor": {"workdir"},
+    "evaluation_options": {"on_error"},
+    "fuse_job": {"k", "measures"},
+    "generation_options": {"passage_length", "tokens_per_batch"},
+    "mteb_options": {"download"},
+    "plot": {"measures", "out"},
+    "print_plans": {"queries"},
+    "probe_options": {"queries"},
+    "report": {"measures", "out", "queries"},
+    "reproduce": {"workdir"},
+    "rerank_request": {"k", "split", "workdir"},
+    "search_job": {"k"},
+    "search_options": {"checkpoint", "qrels", "queries"},
+    "store_options": {"k"},
 }
 NO_CHIP = "--topology=v9:1"  # the first thing that `plan` looks at after its config
 MINE = """from jaxret.configs.mlr import get_config as mlr
@@ -91,10 +88,17 @@ def test_a_verb_is_flags_and_one_call() -> None:
 
 
 def test_flags_of_several_verbs_are_defined_once() -> None:
-    definition = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
-    shared = set(definition.findall((COMMANDS / "shared_flags.py").read_text()))
-    defined = {(path.stem, name) for path in verb_files() for name in definition.findall(path.read_text())}
-    assert {(verb, name) for verb, name in defined if name in shared} == OWN_MEANING
+    """In configs/shared_options.py, or, if they are no options of a dataclass, in cli/shared_flags.py."""
+    flag, field = re.compile(r'DEFINE_\w+\(\s*"(\w+)"'), re.compile(r"^    (\w+): .* = option\(", re.MULTILINE)
+    package, own = COMMANDS.parent, (COMMANDS / "shared_flags.py").read_text()
+    shared = set(re.findall(r"^def (\w+)_option\(", (package / "configs/shared_options.py").read_text(), re.MULTILINE))
+    shared |= set(flag.findall(own))
+    defined: dict[str, set[str]] = {}
+    for path in package.rglob("*.py"):
+        text = path.read_text()
+        if path.stem != "shared_flags" and (names := shared.intersection(flag.findall(text) + field.findall(text))):
+            defined[path.stem] = names
+    assert defined == OWN_MEANING
 
 
 def test_the_verb_is_parsed_from_the_command_line() -> None:

@@ -12,14 +12,15 @@ import pytest
 
 from jaxret.cli.verbs import VERBS
 from jaxret.data.chunks import ChunkOptions
-from jaxret.data.formats import Corpus, DataSource, JudgementSource, RankingSource, TrainingSource, write_run
+from jaxret.data.formats import Corpus, DataSource, JudgementSource, TrainingSource, write_run
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
 from jaxret.experiments.chunk_data import chunk_data, open_texts
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
+from jaxret.experiments.fuse_job import FuseJob
+from jaxret.experiments.fuse_runs import fuse_runs
 from jaxret.experiments.report.write_report import write_report
-from jaxret.experiments.rerank_run import RerankJob, rerank_run
+from jaxret.experiments.rerank_request import RerankRequest
+from jaxret.experiments.rerank_run import rerank_run
 from jaxret.experiments.score_examples import score_examples
 from jaxret.experiments.teachers import RetrieverTeacher
 from jaxret.mining.generate_queries import generate_queries
@@ -54,11 +55,13 @@ def _fuse(**options: Any) -> Callable[[str], object]:
     return lambda out: fuse_runs(FuseJob(("one.trec", "two.trec"), out, **options))
 
 
+def _rerank_request(out: str, run: str, **values: Any) -> RerankRequest:
+    sources = {"queries": "data", "corpus": "data"} | values
+    return RerankRequest(out=out, model="model", run=run, **sources)
+
+
 def _rerank(out: str) -> None:
-    job = RerankJob(
-        RankingSource.open("one.trec"), Corpus.open("texts.jsonl"), EvaluationSource.open("data", "qrels.tsv"), out
-    )
-    rerank_run(RERANKER, job, progress=False)
+    rerank_run(RERANKER, _rerank_request(out, "one.trec", corpus="texts.jsonl", qrels="qrels.tsv"), progress=False)
 
 
 def _mine(out: str) -> None:
@@ -180,10 +183,7 @@ def _mine_pool(pool: str) -> None:
         ("x.trec.eval.json", lambda source: fuse_runs(FuseJob(("one.trec", source), "x.trec"))),
         (
             "x.trec.eval.json",
-            lambda source: rerank_run(
-                RERANKER,
-                RerankJob(RankingSource.open(source), Corpus.open("data"), EvaluationSource.open("data"), "x.trec"),
-            ),
+            lambda source: rerank_run(RERANKER, _rerank_request("x.trec", source)),
         ),
         ("x.jsonl.parents.json", _mine_pool),
     ],

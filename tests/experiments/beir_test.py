@@ -126,8 +126,8 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
 def test_two_columns_of_one_name(settings: dict[str, Any]) -> None:
     """One would replace the other in the table: the run's own numbers, too."""
     with pytest.raises(ValueError, match=r"columns .*(mlr|dual|BM25); .*NAME=FOLDER"):
-        BeirJob("runs/mlr", "sets", **settings)
-    BeirJob("runs/mlr", "sets", columns=("other=other/mlr", "BM25=words"))
+        BeirJob("sets", "runs/mlr", **settings)
+    BeirJob("sets", "runs/mlr", columns=("other=other/mlr", "BM25=words"))
 
 
 def test_a_part_of_the_sets_keeps_the_results_of_the_others(
@@ -135,7 +135,7 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
 ) -> None:
     encode, lengths = SimpleNamespace(dtype="float32", words=0), SimpleNamespace(query_length=8, passage_length=8)
     run = SimpleNamespace(checkpoint={"step": 1}, config=SimpleNamespace(encode=encode), tokenizer=lengths)
-    job = BeirJob(str(tmp_path / "run"), str(sets))
+    job = BeirJob(str(sets), str(tmp_path / "run"))
     workdir = Workdir(job.workdir)
 
     def search(run: Any, source: EvaluationSource, options: EvaluationOptions, *rest: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
 def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Made by the same command, which does no set twice; and from the files of `jaxret bm25`, one command a forum."""
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), sets / "scifact")
-    job = BeirJob(str(run.workdir), str(sets), sets=("cqadupstack",), bm25=True)
+    job = BeirJob(str(sets), str(run.workdir), sets=("cqadupstack",), bm25=True)
     result = evaluate_beir(job)["sets"]
     columns = read_columns([f"BM25={run.workdir / 'beir' / 'bm25'}"], result)
     android = sets / "cqadupstack" / "android"
@@ -199,12 +199,12 @@ def test_wrong_folders_and_sets(sets: Path, tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(DataError, match=r"folder .*passages"):
         list_sets(tmp_path)
     with pytest.raises(ValueError, match=r"scifakt; .*arguana, cqadupstack"):
-        choose_sets(BeirJob("run", str(sets), sets=("scifakt",)))
+        choose_sets(BeirJob(str(sets), "run", sets=("scifakt",)))
     with pytest.raises(ValueError, match=r"arguana .*judgements .*--split"):
-        choose_sets(BeirJob("run", str(sets), split="other"))
+        choose_sets(BeirJob(str(sets), "run", split="other"))
     shutil.copytree(sets, tmp_path / "some")
     (tmp_path / "some" / "cqadupstack" / "english" / "qrels" / "test.tsv").unlink()
-    chosen = choose_sets(BeirJob("run", str(tmp_path / "some")))
+    chosen = choose_sets(BeirJob(str(tmp_path / "some"), "run"))
     assert list(chosen) == list(SMALL)
     assert unjudged_sets(list_sets(tmp_path / "some"), "test") == {
         "cqadupstack": "no judgements of test in cqadupstack-english"

@@ -15,7 +15,8 @@ from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.fusion import fuse
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
+from jaxret.experiments.fuse_job import FuseJob
+from jaxret.experiments.fuse_runs import fuse_runs
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.runs.run import open_run

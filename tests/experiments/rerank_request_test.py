@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from jaxret.experiments.rerank_request import OF_RUNS, RerankRequest
-from jaxret.experiments.rerank_run import RerankJob
 
 OTHER_VALUES: dict[str, Any] = {
     "queries": "q",
@@ -26,10 +24,10 @@ OTHER_VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_training_data_are_not_evaluated(name: str) -> None:
     value, source = {name: OTHER_VALUES[name]}, {"queries": "q", "corpus": "c"}
-    RerankRequest("o", workdir="w", run="r", **source | value)
+    RerankRequest(out="o", workdir="w", run="r", **source | value)
     for values in (value, {"explicit_fields": (name,)}):
         with pytest.raises(ValueError, match=f"--{name} needs --run"):
-            RerankRequest("o", workdir="w", train="t", **values)
+            RerankRequest(out="o", workdir="w", train="t", **values)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +43,4 @@ def test_training_data_are_not_evaluated(name: str) -> None:
 )
 def test_values_that_exclude_each_other_or_are_missing(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RerankRequest("o", **values)
-
-
-def test_defaults_are_those_of_the_job() -> None:
-    job = {field.name: field.default for field in dataclasses.fields(RerankJob)}
-    own = {field.name: field.default for field in dataclasses.fields(RerankRequest)}
-    shared = job.keys() & own.keys() - {"run", "corpus", "queries", "out", "split"}
-    assert {name: own[name] for name in shared} == {name: job[name] for name in shared}
-    assert own["k"] == job["depth"]
+        RerankRequest(out="o", **values)

@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from jaxret.configs import load_config
 from jaxret.data.formats import Corpus, DataError
 from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.recipes.check_recipe import EvaluationRequest, EvaluationSetup, complete_evaluation
+from jaxret.experiments.recipes.check_recipe import EvaluationSetup, complete_evaluation
+from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 from jaxret.experiments.recipes.stages import referenced_files
 from jaxret.training.config_sources import validation_corpus
 from tests.pipeline import write_data
@@ -38,16 +39,16 @@ def test_the_validation_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_recipe_is_evaluated_on_its_training_folder(tmp_path: Path) -> None:
     data, other = write_data(tmp_path / "data", train=2, dev=1), write_data(tmp_path / "other", train=2, dev=1)
     config = config_with(data__train=str(data))
-    setup = complete_evaluation(EvaluationRequest(None, "", "", "dev"), config)
+    setup = complete_evaluation(EvaluationRequest(split="dev"), config)
     assert setup == EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data, "dev"))
-    request = EvaluationRequest(Corpus.open(other), "", "", "dev")
+    request = EvaluationRequest(str(other), split="dev")
     assert complete_evaluation(request, config).corpus == Corpus.open(other)
     records = tmp_path / "train.jsonl"
     records.write_text('{"query": "river", "positives": ["stone"]}\n')
     with pytest.raises(ValueError, match=r"--corpus .*--config\.data\.train"):
-        complete_evaluation(EvaluationRequest(None, "", ""), config_with(data__train=str(records)))
+        complete_evaluation(EvaluationRequest(), config_with(data__train=str(records)))
     with pytest.raises(FileNotFoundError, match=r"nowhere .*exist"):
-        complete_evaluation(EvaluationRequest(None, "", ""), config_with(data__train=str(tmp_path / "nowhere")))
+        complete_evaluation(EvaluationRequest(), config_with(data__train=str(tmp_path / "nowhere")))
     (data / "corpus.jsonl").unlink()
     with pytest.raises(DataError, match=r"corpus\.jsonl: .*exist"):
-        complete_evaluation(EvaluationRequest(None, "", ""), config)
+        complete_evaluation(EvaluationRequest(), config)

@@ -19,6 +19,7 @@ from jaxret.evaluation.answers import check_answers
 from jaxret.experiments.evaluate_search import require_answers
 from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
+from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 from jaxret.experiments.recipes.stages import Stage
 from jaxret.experiments.teachers import check_teacher, require_passages
 from jaxret.index.encode import corpus_name
@@ -38,21 +39,6 @@ from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.prepare import prepare_job
 from jaxret.training.tasks import get_task
 from jaxret.training.teacher import require_run, require_same_tokens
-
-
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """The data and measures that a user gives; `complete_evaluation` adds the missing sources."""
-
-    corpus: Corpus | None  # None for the corpus of the config's data.train
-    queries: str  # folder or file with queries; "" for the folder of the config's data.train
-    qrels: str  # folder or file with judgements; "" for the folder of the queries
-    split: str = "test"  # split to read if a source is a folder
-    k: int = 100  # passages per query
-    measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
-    # how answers are read in the evaluation and in the mining of all stages, "string" or "regex"; "" for strings in the
-    # evaluation, and for the setting of each stage in its mining
-    match: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,8 @@ def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> Evalu
                 raise ValueError("--config.data.train must be given: what the stages are trained on")
             raise ValueError(f"{flag} must be given: --config.data.train={train} is not a folder that has it")
     qrels = request.qrels or (queries if DataSource.open(queries).is_folder else "")
-    corpus, source = request.corpus or training_corpus(config), EvaluationSource.open(queries, qrels, request.split)
+    corpus = Corpus.open(request.corpus) if request.corpus else training_corpus(config)
+    source = EvaluationSource.open(queries, qrels, request.split)
     return EvaluationSetup(corpus, source, request.k, request.measures, request.match or "string")
 
 

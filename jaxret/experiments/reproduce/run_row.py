@@ -208,7 +208,7 @@ def _evaluation_parts(case: Case, places: Places, run: Path) -> dict[Path, float
         flags = _read_flags(command)
         if command[0] == "beir":
             query, passage = (int(flags.get(name, 0)) or None for name in ("query_length", "passage_length"))
-            job = BeirJob(str(run), command[1], query_length=query, passage_length=passage)
+            job = BeirJob(command[1], str(run), query_length=query, passage_length=passage)
             for set_result in (read_json(job.result)["sets"][name] for name in case.sets):
                 members = set_result.get("members", {"": set_result}).values()
                 paths |= {Path(member["evaluation"]): 1 / len(case.sets) / len(members) for member in members}

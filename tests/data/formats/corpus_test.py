@@ -36,7 +36,8 @@ from jaxret.data.records import Query
 from jaxret.experiments.chunk_data import chunk_data, open_texts
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
+from jaxret.experiments.fuse_job import FuseJob
+from jaxret.experiments.fuse_runs import fuse_runs
 from jaxret.experiments.rerank import rerank as rerank_run
 from jaxret.experiments.rerank_request import RerankRequest
 from jaxret.experiments.run_search import run_search
@@ -69,7 +70,8 @@ OPENING = ("Corpus.open", "read_corpus")
 # Files below the interfaces that open a corpus, and why no caller can.
 DOORS = {
     "data/formats/corpus.py": "read_corpus is a pass over a corpus that nobody opened",
-    "experiments/rerank.py": "the corpus is looked for after the request is checked",
+    "experiments/rerank_request.py": "the corpus is looked for after the request is checked",
+    "experiments/recipes/check_recipe.py": "the corpus of a request",
     "experiments/beir.py": "the sets of a folder are listed here",
     "experiments/mteb/run_mteb.py": "the tasks that are folders are found here",
     "experiments/mteb/mteb_searcher.py": "the corpus is written here",
@@ -104,6 +106,7 @@ SOURCE_DOORS = {
     "experiments/chunk_data.py": "the source is a corpus or training records",
     "experiments/build_index.py": "the queries of the options",
     "experiments/evaluation_queries.py": "an evaluation opens its queries and judgements",
+    "experiments/fuse_job.py": "the paths of a request",
     "experiments/fuse_runs.py": "the paths of a request",
     "experiments/mteb/run_mteb.py": "the tasks that are folders are found here",
     "experiments/recipes/check_recipe.py": "the paths of a request, or keys of a config",
@@ -111,6 +114,7 @@ SOURCE_DOORS = {
     "experiments/report/set_texts.py": "the paths that results have",
     "experiments/reproduce/run_row.py": "the flags of a command are read here",
     "experiments/rerank.py": "the paths of a request",
+    "experiments/rerank_request.py": "the paths of a request",
     "experiments/search_job.py": "the paths of a request",
     "experiments/sweeps/run_sweep.py": "the data of the reports of diversity",
     "experiments/vector_diversity.py": "the source is a data set or training records",
@@ -261,7 +265,7 @@ def fuse(data: str, run: Run, rankings: str) -> None:
 
 def rerank(data: str, run: Run, rankings: str) -> None:
     out, model = f"{rankings}.reranked", str(write_cross_encoder(Path(f"{rankings}.model")))
-    rerank_run(RerankRequest(out, model=model, run=rankings, queries=data, qrels=data, corpus=data, latency=0))
+    rerank_run(RerankRequest(out=out, model=model, run=rankings, queries=data, qrels=data, corpus=data, latency=0))
 
 
 @pytest.mark.parametrize("verb", [search, fuse, rerank])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxret.evaluation.comparison import compare_systems
-from jaxret.experiments.recipes.check_recipe import EvaluationRequest
+from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 from jaxret.experiments.sweeps.grid import Grid
 from jaxret.experiments.sweeps.run_sweep import SweepSetup, sweep_runs
 from jaxret.storage.atomic import read_json
@@ -63,7 +63,7 @@ def stages(suffix=""):
 @pytest.mark.parametrize(("match", "expected"), [("", "regex"), ("string", "string"), ("regex", "regex")])
 def test_the_flag_match_holds_for_the_mining_of_stages(match: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "c.py").write_text(STAGES)
-    request = EvaluationRequest(None, "", "", match=match)
+    request = EvaluationRequest(match=match)
     (run,) = sweep_runs(SweepSetup(str(tmp_path / "c.py"), {}, Grid(()), request, stages=True), tmp_path / "sweep")
     assert run.stage.mining
     assert run.stage.mining.match == expected

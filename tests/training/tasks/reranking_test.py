@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.errors import DataError
-from jaxret.data.formats import (
-    Corpus,
-    RankingSource,
-    TrainingSource,
-    read_corpus,
-    read_examples,
-    read_queries,
-    read_run,
-    write_run,
-)
+from jaxret.data.formats import TrainingSource, read_corpus, read_examples, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.batches import TrainingSet
@@ -31,10 +22,9 @@ from jaxret.data.tokens.pairs import PairJoiner
 from jaxret.evaluation.answers import answer_accuracy
 from jaxret.experiments.compare_runs import compare_runs
 from jaxret.experiments.evaluate_search import evaluation_path
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.rerank import rerank
 from jaxret.experiments.rerank_request import RerankRequest
-from jaxret.experiments.rerank_run import RerankJob, rerank_run, rerank_top
+from jaxret.experiments.rerank_run import rerank_run, rerank_top
 from jaxret.experiments.score_examples import score_examples
 from jaxret.experiments.teachers import open_teacher
 from jaxret.export.export import export
@@ -297,9 +287,8 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
     reranker, data = open_reranker(workdir), str(root / "data")
     out = tmp_path / "out.trec"
-    job = RerankJob(
-        RankingSource.open(root / "dev.trec"), Corpus.open(data), EvaluationSource.open(data, data, "dev"), out, 5
-    )
+    sources = {"queries": data, "qrels": data, "corpus": data, "split": "dev"}
+    job = RerankRequest(out=str(out), workdir=str(workdir), run=str(root / "dev.trec"), k=5, **sources)  # type: ignore[arg-type]
     done = rerank_run(reranker, job, progress=False)
     before, after = read_run(root / "dev.trec"), read_run(out)
     assert before.keys() == after.keys()
@@ -330,7 +319,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     assert written["answers"]["queries_asked"] == written["answers"]["queries_expected"] == 8
     assert written["provenance"]["dataset"]["split"] == "dev"
     again = tmp_path / "again.trec"
-    rerank_run(reranker, dataclasses.replace(job, out=again, depth=2, latency=0), progress=False)
+    rerank_run(reranker, dataclasses.replace(job, out=str(again), k=2, latency=0), progress=False)
     second = json.loads((tmp_path / "again.trec.eval.json").read_text())
     assert second["cost"] == {"bytes_per_passage": 0.0}
     assert second["answers"]["mean"].keys() == {"Accuracy@1", "Accuracy@5"}, (
@@ -342,46 +331,44 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     by_hand = answer_accuracy(now, queries.values(), texts, [1, 5])
     assert second["answers"]["mean"] == by_hand.mean
     with pytest.raises(ValueError, match=r"^R@100 .*100 passages .*dev.trec .*10"):
-        rerank_run(reranker, dataclasses.replace(job, measures=["R@100"]), progress=False)
-    job_of_5 = dataclasses.replace(job, measures=["R@10"], tail=False)
+        rerank_run(reranker, dataclasses.replace(job, measures=("R@100",)), progress=False)
+    job_of_5 = dataclasses.replace(job, measures=("R@10",), tail=False)
     with pytest.raises(ValueError, match=r"^R@10 .*--k=10 .*5 .*requested"):
         rerank_run(reranker, job_of_5, progress=False)
     (tmp_path / "none.trec").touch()
     with pytest.raises(DataError, match=r"none\.trec: .*rankings; .*rankings"):
-        rerank_run(reranker, dataclasses.replace(job, run=RankingSource.open(tmp_path / "none.trec")), progress=False)
+        rerank_run(reranker, dataclasses.replace(job, run=str(tmp_path / "none.trec")), progress=False)
     with pytest.raises(ValueError, match=r"dev.trec .*run .*reranked"):
-        rerank_run(reranker, dataclasses.replace(job, out=root / "dev.trec"), progress=False)
+        rerank_run(reranker, dataclasses.replace(job, out=str(root / "dev.trec")), progress=False)
     for name in ("queries.jsonl", "corpus.jsonl", "qrels/dev.tsv"):
         read = root / "data" / name
         with pytest.raises(ValueError, match=rf"{name} .*data .*lost"):
-            rerank_run(reranker, dataclasses.replace(job, out=read), progress=False)
+            rerank_run(reranker, dataclasses.replace(job, out=str(read)), progress=False)
     comparison, systems = compare_runs([str(evaluation_path(path)) for path in (out, again)], resamples=1000)
     assert list(systems) == ["out.trec", "again.trec"], "another depth is another system"
     assert "RR@9" in comparison.measures or "RR@10" in comparison.measures
 
 
 @pytest.mark.slow
-def test_a_request_is_a_job(root: Path, workdir: Path, tmp_path: Path) -> None:
-    """Of a run, and of training data, as `jaxret rerank` makes it."""
-    data, reranker = str(root / "data"), open_reranker(workdir)
-    run, negatives = str(root / "dev.trec"), str(root / "train.trec")
-    evaluated = RerankJob(
-        RankingSource.open(run),
-        Corpus.open(data),
-        EvaluationSource.open(data, data, "dev"),
-        tmp_path / "a.trec",
-        5,
-        False,
+def test_a_request_reranks_or_scores(root: Path, workdir: Path, tmp_path: Path) -> None:
+    """With the cross-encoder that it names."""
+    data, run, negatives = str(root / "data"), str(root / "dev.trec"), str(root / "train.trec")
+    sources = {"queries": data, "corpus": data, "qrels": data, "split": "dev"}
+    job = RerankRequest(
+        out=str(tmp_path / "b.trec"),
+        workdir=str(workdir),
+        run=run,
+        k=5,
+        tail=False,
         latency=0,
+        **sources,  # type: ignore[arg-type]
     )
-    rerank_run(reranker, evaluated, progress=False)
+    rerank(job)
+    reranker = open_reranker(workdir)
+    rerank_run(reranker, dataclasses.replace(job, out=str(tmp_path / "a.trec")), progress=False)
+    rerank(RerankRequest(out=str(tmp_path / "b.jsonl"), workdir=str(workdir), train=data, negatives_run=negatives))
     training = TrainingSource.open(data, "train", negatives)
     score_examples(reranker, training, tmp_path / "a.jsonl")
-    sources = {"queries": data, "corpus": data, "qrels": data, "split": "dev"}
-    rerank(
-        RerankRequest(str(tmp_path / "b.trec"), str(workdir), run=run, **sources, k=5, tail=False, latency=0)  # type: ignore[arg-type]
-    )
-    rerank(RerankRequest(str(tmp_path / "b.jsonl"), str(workdir), train=data, negatives_run=negatives))
     for name in ("trec", "jsonl", "trec.eval.json"):
         assert (tmp_path / f"b.{name}").read_bytes() == (tmp_path / f"a.{name}").read_bytes()
 
