@@ -8,18 +8,20 @@ rerank, fuse and mine.
 
 from dataclasses import replace
 
-from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.search.bm25_settings import BM25Settings
 
-_WORKDIR = shared_flags.workdir("folder of the index and the results; one for each choice of --k1, --b, --language")
-_CORPUS = shared_flags.corpus(required=True)
-_QUERIES = shared_flags.queries()
-_QRELS = shared_flags.qrels()
-_SPLIT = shared_flags.split("test")
-_K = shared_flags.k()
-_MEASURES = shared_flags.measures()
+_WORKDIR = define_flag(
+    shared_options.workdir("folder of the index and the results; one for each choice of --k1, --b, --language")
+)
+_CORPUS = define_flag(shared_options.corpus(required=True))
+_QUERIES = define_flag(shared_options.queries())
+_QRELS = define_flag(shared_options.qrels())
+_SPLIT = define_flag(shared_options.split("test"))
+_K = define_flag(shared_options.k())
+_MEASURES = define_flag(shared_options.measures())
 _SETTINGS = OptionFlags(BM25Settings)
 _EVALUATION = OptionFlags(EvaluationOptions)
 

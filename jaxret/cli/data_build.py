@@ -7,7 +7,8 @@ FOLDER is then a source for every command that reads data.
 
 from absl import flags
 
-from jaxret.cli import shared_flags
+from jaxret.cli.flags import define_flag
+from jaxret.configs import shared_options
 
 WRITES = ("FOLDER",)
 ARGUMENTS = {
@@ -15,8 +16,8 @@ ARGUMENTS = {
     "FOLDER": "folder to write; its name is the name of the data set: small letters, digits and _",
 }
 _VERSION = flags.DEFINE_string("version", "1.0.0", "version of the data set; an existing version is not overwritten")
-_SPLIT = shared_flags.split("train", "name of the split, if SRC is a training file")
-_ON_ERROR = shared_flags.on_error()
+_SPLIT = define_flag(shared_options.split("train", "name of the split, if SRC is a training file"))
+_ON_ERROR = define_flag(shared_options.on_error())
 
 
 def main(source: str, folder: str) -> None:

@@ -5,8 +5,8 @@ jaxret data chunk biencoder-train.json train.jsonl --sentences           positiv
 jaxret search --workdir=RUN --queries=FILE --max_passage                 ranks documents by their best chunk
 """
 
-from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.data.chunks import ChunkOptions
 
 WRITES = ("DST",)
@@ -14,7 +14,7 @@ ARGUMENTS = {
     "SRC": "corpus (file, folder or named data set), or file of training records with answers",
     "DST": "JSONL file to write (.jsonl, .jsonl.gz or .jsonl.zst)",
 }
-_ON_ERROR = shared_flags.on_error()
+_ON_ERROR = define_flag(shared_options.on_error())
 _OPTIONS = OptionFlags(ChunkOptions)
 
 

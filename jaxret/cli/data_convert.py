@@ -5,7 +5,8 @@ jaxret data convert SRC DST --to=FORMAT
 
 from absl import flags
 
-from jaxret.cli import shared_flags
+from jaxret.cli.flags import define_flag
+from jaxret.configs import shared_options
 
 WRITES = ("DST",)
 ARGUMENTS = {
@@ -15,9 +16,9 @@ ARGUMENTS = {
 _TO = flags.DEFINE_string(
     "to", None, "beir, msmarco, tevatron or dpr for a folder, or the name of a file format", required=True
 )
-_SPLIT = shared_flags.split("train", "split to convert, or name of the split of a training file")
+_SPLIT = define_flag(shared_options.split("train", "split to convert, or name of the split of a training file"))
 _ROLE = flags.DEFINE_string("role", "", "records to convert: passages, queries, judgements, examples or rankings")
-_ON_ERROR = shared_flags.on_error()
+_ON_ERROR = define_flag(shared_options.on_error())
 
 
 def main(source: str, destination: str) -> None:

@@ -6,6 +6,8 @@ jaxret data split --train=FOLDER --qrels=FOLDER --out=FOLDER     writes qrels.se
 from absl import flags
 
 from jaxret.cli import shared_flags
+from jaxret.cli.flags import define_flag
+from jaxret.configs import shared_options
 
 _TRAIN = flags.DEFINE_string(
     "train", None, "folder or file with training queries and their relevant passages", required=True
@@ -13,8 +15,8 @@ _TRAIN = flags.DEFINE_string(
 _QRELS = flags.DEFINE_string("qrels", None, "folder or file with the judgements to split", required=True)
 _OUT = shared_flags.out_folder("folder to write")
 _TRAIN_SPLIT = flags.DEFINE_string("train_split", "train", "split of --train, if it is a folder")
-_SPLIT = shared_flags.split("test", "split of --qrels, if it is a folder")
-_ON_ERROR = shared_flags.on_error()
+_SPLIT = define_flag(shared_options.split("test", "split of --qrels, if it is a folder"))
+_ON_ERROR = define_flag(shared_options.on_error())
 
 
 def main() -> None:

@@ -5,14 +5,15 @@ jaxret diversity --workdir=runs/mlr --data=FOLDER_OR_FILE
 
 from absl import flags
 
-from jaxret.cli import shared_flags
+from jaxret.cli.flags import define_flag
+from jaxret.configs import shared_options
 
-_WORKDIR = shared_flags.workdir("folder of a run with several vectors per passage")
+_WORKDIR = define_flag(shared_options.workdir("folder of a run with several vectors per passage"))
 _DATA = flags.DEFINE_string(
     "data", None, "folder with judged queries and a corpus, or file of training records", required=True
 )
-_SPLIT = shared_flags.split("test")
-_CHECKPOINT = shared_flags.checkpoint()
+_SPLIT = define_flag(shared_options.split("test"))
+_CHECKPOINT = define_flag(shared_options.checkpoint())
 
 
 def main() -> None:

@@ -10,11 +10,12 @@ jaxret export --workdir=runs/mlr --to=parquet --out=FOLDER
 from absl import flags
 
 from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.export.stores.store_list import STORES
 from jaxret.export.stores.store_options import StoreOptions
 
-_WORKDIR = shared_flags.workdir("folder of a trained run")
+_WORKDIR = define_flag(shared_options.workdir("folder of a trained run"))
 _TO = flags.DEFINE_enum(
     "to",
     None,
@@ -25,9 +26,11 @@ _TO = flags.DEFINE_enum(
 _OUT = shared_flags.out_folder(
     "new folder to write; for a store: the journal, and the files of a store without a server"
 )
-_CORPUS = shared_flags.encoded_corpus()
-_QUERIES = shared_flags.queries("none; --to=anserini exports queries, and stores search for them in the comparison")
-_CHECKPOINT = shared_flags.checkpoint()
+_CORPUS = define_flag(shared_options.encoded_corpus())
+_QUERIES = define_flag(
+    shared_options.queries("none; --to=anserini exports queries, and stores search for them in the comparison")
+)
+_CHECKPOINT = define_flag(shared_options.checkpoint())
 _OPTIONS = OptionFlags(StoreOptions)
 
 

@@ -63,9 +63,9 @@ class OptionFlags(Generic[T]):
         return parse(part.value) if isinstance(part.value, list) else part.value
 
 
-def define_flag(name: str, kind: type, option: Any) -> flags.FlagHolder:
-    """Define the flag of an option that belongs to no dataclass."""
-    return _define(name, option, kind, option.default)
+def define_flag(option: Any) -> flags.FlagHolder:
+    """Define the flag of an option that belongs to no dataclass; its type is that of the default."""
+    return _define(option.metadata["flag"], option, type(option.default), option.default)
 
 
 def _define(name: str, option: Field[Any], annotation: Any, default: Any) -> flags.FlagHolder:

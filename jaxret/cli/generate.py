@@ -10,18 +10,19 @@ takes parts that no other job has, also those of dead jobs. With other values of
 from absl import flags
 
 from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.mining.generation_options import GenerationOptions
 from jaxret.models.generation.decoding_options import DecodingOptions
 
 _MODEL = flags.DEFINE_string(
     "model", None, "folder of a T5 with its decoder: config.json, safetensors, tokenizer.json", required=True
 )
-_CORPUS = shared_flags.corpus(required=True)
+_CORPUS = define_flag(shared_options.corpus(required=True))
 _OUT = shared_flags.out_folder("folder to write")
 _DECODING = OptionFlags(DecodingOptions)
 _OPTIONS = OptionFlags(GenerationOptions)
-_PLATFORM = shared_flags.platform()
+_PLATFORM = define_flag(shared_options.platform())
 
 
 def main() -> None:

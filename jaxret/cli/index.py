@@ -7,12 +7,12 @@ A search uses an index only with --index. Run the same command again to continue
 --parameters.
 """
 
-from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.search.search_options import IndexOptions
 
-_WORKDIR = shared_flags.workdir()
-_CORPUS = shared_flags.encoded_corpus()
+_WORKDIR = define_flag(shared_options.workdir())
+_CORPUS = define_flag(shared_options.encoded_corpus())
 _OPTIONS = OptionFlags(IndexOptions, factory=None)
 
 

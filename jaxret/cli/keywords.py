@@ -6,8 +6,10 @@ jaxret keywords --corpus=FOLDER_OR_FILE --out=FILE
 from absl import flags
 
 from jaxret.cli import shared_flags
+from jaxret.cli.flags import define_flag
+from jaxret.configs import shared_options
 
-_CORPUS = shared_flags.corpus(required=True)
+_CORPUS = define_flag(shared_options.corpus(required=True))
 _OUT = shared_flags.out_file("file to write; data.pseudo_queries reads it")
 _COUNT = flags.DEFINE_integer("count", 8, "words for each passage", lower_bound=1)
 

@@ -15,21 +15,22 @@ from dataclasses import replace
 from absl import flags
 
 from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.runs.ray_cluster import EngineOptions, ray_workers
 
 _DATA = flags.DEFINE_string(
     "data", None, "folder or file with the training queries (docs/data.md lists the formats)", required=True
 )
-_SPLIT = shared_flags.split("train")
+_SPLIT = define_flag(shared_options.split("train"))
 _POOL = flags.DEFINE_multi_string(
     "pool",
     [],
     "bm25, the folder of a run, or a file of rankings; if it is repeated, a record has negatives from all pools",
 )
 _OUT = shared_flags.out_file("training file to write, JSON lines (.gz, .zst)")
-_CORPUS = shared_flags.corpus("the corpus that the run encoded")
+_CORPUS = define_flag(shared_options.corpus("the corpus that the run encoded"))
 _ENCODED = flags.DEFINE_string("encoded", "", "name of the run's encoded corpus; needed if there are several")
 _TEACHER = flags.DEFINE_string(
     "teacher",
@@ -40,8 +41,8 @@ _CONCAT = flags.DEFINE_multi_string("concat", [], "training file whose records a
 _SUBSET = flags.DEFINE_integer("subset", 0, "number of queries to mine for, as data.subset; 0: all", lower_bound=0)
 _SETTINGS = OptionFlags(MiningSettings)
 _ENGINE = OptionFlags(EngineOptions)
-_PLATFORM = shared_flags.platform()
-_ON_ERROR = shared_flags.on_error()
+_PLATFORM = define_flag(shared_options.platform())
+_ON_ERROR = define_flag(shared_options.on_error())
 
 
 def main() -> None:

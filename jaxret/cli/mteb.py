@@ -12,14 +12,15 @@ from pathlib import Path
 from absl import flags
 
 from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.experiments.mteb.mteb_options import MtebOptions
 
-_WORKDIR = shared_flags.workdir("folder of the run")
+_WORKDIR = define_flag(shared_options.workdir("folder of the run"))
 _TASKS = flags.DEFINE_list("tasks", None, "names of mteb's tasks, or folders in BEIR's layout", required=True)
 _OUT = shared_flags.out_folder("folder of the results")
 _OPTIONS = OptionFlags(MtebOptions)
-_CHECKPOINT = shared_flags.checkpoint()
+_CHECKPOINT = define_flag(shared_options.checkpoint())
 
 
 def main() -> None:

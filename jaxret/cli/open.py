@@ -4,14 +4,15 @@ jaxret open MODEL --workdir=runs/as-it-comes
 """
 
 from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.export.import_options import ImportOptions
 
 WRITES = ("workdir",)
 ARGUMENTS = {"MODEL": "a Hugging Face, sentence-transformers or PyLate directory, or a hub name"}
-_WORKDIR = shared_flags.workdir("new folder of the run")
+_WORKDIR = define_flag(shared_options.workdir("new folder of the run"))
 _OPTIONS = OptionFlags(ImportOptions)
-_CORPUS = shared_flags.corpus("an example; the first passage is printed as the model reads it")
+_CORPUS = define_flag(shared_options.corpus("an example; the first passage is printed as the model reads it"))
 
 
 def main(model: str) -> None:

@@ -13,7 +13,8 @@ NAME=RUN,RUN names a system of several seeds.
 
 from absl import flags
 
-from jaxret.cli import shared_flags
+from jaxret.cli.flags import define_flag
+from jaxret.configs import shared_options
 
 ARGUMENTS = {
     "KIND": "sweep, training, annealing, winners, weights, words or domains",
@@ -28,7 +29,7 @@ _X = flags.DEFINE_list(
 _Y = flags.DEFINE_list("y", [], "domains: results of other domains")
 _PASSAGE = flags.DEFINE_string("passage", "", "words: text of the passage")
 _TITLE = flags.DEFINE_string("title", "", "words: title of the passage")
-_CHECKPOINT = shared_flags.checkpoint()
+_CHECKPOINT = define_flag(shared_options.checkpoint())
 
 
 def main(kind: str, *runs: str) -> None:

@@ -11,9 +11,11 @@ import shlex
 import sys
 
 from jaxret.cli import shared_flags
+from jaxret.cli.flags import define_flag
+from jaxret.configs import shared_options
 
 _CONFIG = shared_flags.config("config of the pre-training (pretraining/...)")
-_WORKDIR = shared_flags.workdir()
+_WORKDIR = define_flag(shared_options.workdir())
 
 
 def main() -> None:

@@ -10,17 +10,17 @@ diversity does.
 
 from absl import flags
 
-from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.experiments.probe.probe_options import ProbeOptions
 
 WRITES = ("workdir",)
 ARGUMENTS = {"DATA": "folder with queries, judgements and a corpus"}
 
-_WORKDIR = shared_flags.workdir("folder of the run; with --model, of the new run")
+_WORKDIR = define_flag(shared_options.workdir("folder of the run; with --model, of the new run"))
 _MODEL = flags.DEFINE_string("model", "", "pre-trained model: directory, package:NAME/FOLDER, or name in the cache")
 _OPTIONS = OptionFlags(ProbeOptions)
-_CHECKPOINT = shared_flags.checkpoint()
+_CHECKPOINT = define_flag(shared_options.checkpoint())
 
 
 def main(data: str) -> None:

@@ -14,11 +14,12 @@ from ml_collections import config_flags
 
 from jaxret.cli import shared_flags
 from jaxret.cli.app import config_overrides
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 
 _CONFIG = shared_flags.config("config with stages")
-_WORKDIR = shared_flags.workdir("folder of the recipe; each stage has a run in it")
+_WORKDIR = define_flag(shared_options.workdir("folder of the recipe; each stage has a run in it"))
 _EVALUATION = OptionFlags(EvaluationRequest)
 
 

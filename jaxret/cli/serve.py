@@ -7,17 +7,17 @@ JAXRET_TOKEN=... jaxret serve runs/mlr --host=0.0.0.0    for other machines; the
 Needs `pip install 'jaxret[serve]'`. docs/serving.md has the routes and examples.
 """
 
-from jaxret.cli import shared_flags
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.search.search_options import SearchOptions
 from jaxret.serving.serve_options import ServeOptions
 
 ARGUMENTS = {
     "WORKDIR...": "folders of runs; the name of a model is the last part of its folder, or NAME in NAME=FOLDER"
 }
-_CORPUS = shared_flags.encoded_corpus()
-_CHECKPOINT = shared_flags.checkpoint()
-_PLATFORM = shared_flags.platform()
+_CORPUS = define_flag(shared_options.encoded_corpus())
+_CHECKPOINT = define_flag(shared_options.checkpoint())
+_PLATFORM = define_flag(shared_options.platform())
 _SERVER = OptionFlags(ServeOptions)
 _SEARCH = OptionFlags(SearchOptions)
 

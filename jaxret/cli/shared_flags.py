@@ -1,7 +1,7 @@
-"""Flags that several verbs have.
+"""Flags of several verbs that are more than an option: configs, and files to write. Other shared flags are in
+configs/shared_options.py.
 
-A function defines the flag of its name for the verb that calls it. `role` names the source of the flag, if a verb has
-several.
+A function defines the flag for the verb that calls it. `role` names the source of the flag.
 """
 
 from __future__ import annotations
@@ -13,20 +13,6 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from jaxret.cli.flags import define_flag
-from jaxret.configs.shared_options import (
-    checkpoint_option,
-    corpus_option,
-    encoded_corpus_option,
-    k_option,
-    measures_option,
-    on_error_option,
-    platform_option,
-    qrels_option,
-    queries_option,
-    split_option,
-    workdir_option,
-)
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_file_path, require_folder_path
 
@@ -71,57 +57,11 @@ def _out(role: str, require: Callable[[str, str], None]) -> flags.FlagHolder:
     return holder
 
 
-def workdir(role: str = "folder of the run") -> flags.FlagHolder:
-    return define_flag("workdir", str, workdir_option(role))
-
-
-def checkpoint() -> flags.FlagHolder:
-    return define_flag("checkpoint", str, checkpoint_option())
-
-
-def corpus(default: str = "", required: bool = False) -> flags.FlagHolder:
-    """Define --corpus: passages as text."""
-    return define_flag("corpus", str, corpus_option(default, required))
-
-
 def open_corpus(holder: flags.FlagHolder) -> Corpus | None:
     """Return the corpus that a flag names; None if it is empty. Raises DataError if there is none at its path."""
     from jaxret.data.formats import Corpus
 
     return Corpus.open(holder.value) if holder.value else None
-
-
-def encoded_corpus() -> flags.FlagHolder:
-    """Define --corpus: passages that a run encoded."""
-    return define_flag("corpus", str, encoded_corpus_option())
-
-
-def queries(default: str = "") -> flags.FlagHolder:
-    return define_flag("queries", str, queries_option(default))
-
-
-def qrels() -> flags.FlagHolder:
-    return define_flag("qrels", str, qrels_option())
-
-
-def split(default: str, role: str = "split of a folder") -> flags.FlagHolder:
-    return define_flag("split", str, split_option(default, role))
-
-
-def k() -> flags.FlagHolder:
-    return define_flag("k", int, k_option())
-
-
-def measures() -> flags.FlagHolder:
-    return define_flag("measures", tuple, measures_option())
-
-
-def on_error() -> flags.FlagHolder:
-    return define_flag("on_error", str, on_error_option())
-
-
-def platform() -> flags.FlagHolder:
-    return define_flag("platform", str, platform_option())
 
 
 def of_job(verb: ModuleType) -> dict[str, str]:

@@ -16,11 +16,12 @@ from ml_collections import config_flags
 
 from jaxret.cli import shared_flags
 from jaxret.cli.app import config_overrides
-from jaxret.cli.flags import OptionFlags
+from jaxret.cli.flags import OptionFlags, define_flag
+from jaxret.configs import shared_options
 from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 
 _CONFIG = shared_flags.config("config of the points")
-_WORKDIR = shared_flags.workdir("folder of the sweep; each point has a folder in it")
+_WORKDIR = define_flag(shared_options.workdir("folder of the sweep; each point has a folder in it"))
 _GRID = flags.DEFINE_multi_string("grid", [], "values of a config key: KEY=VALUE,VALUE or KEY=(1,2);(3,4)")
 _SEEDS = flags.DEFINE_list(
     "seeds", [], "values of all keys of config.seed; default: one run with the seeds of the config"

@@ -9,9 +9,11 @@ import sys
 
 from jaxret.cli import shared_flags
 from jaxret.cli.app import config_keys
+from jaxret.cli.flags import define_flag
+from jaxret.configs import shared_options
 
 _CONFIG = shared_flags.config("config to train")
-_WORKDIR = shared_flags.workdir()
+_WORKDIR = define_flag(shared_options.workdir())
 
 
 def main() -> None:

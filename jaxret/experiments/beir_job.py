@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import option
-from jaxret.configs.shared_options import (
-    checkpoint_option,
-    on_error_option,
-    passage_length_option,
-    platform_option,
-    query_length_option,
-    split_option,
-    workdir_option,
-)
 from jaxret.runs.workdir import Workdir
 
 
@@ -23,14 +15,14 @@ class BeirJob:
     """A run, and the sets that it is evaluated on. Raises ValueError for two columns of one name."""
 
     folder: str  # folder with a folder for each set
-    workdir: str = workdir_option()
-    checkpoint: str = checkpoint_option()
-    query_length: int | None = query_length_option()
-    passage_length: int | None = passage_length_option()
-    platform: str = platform_option()
+    workdir: str = shared_options.workdir()
+    checkpoint: str = shared_options.checkpoint()
+    query_length: int | None = shared_options.query_length()
+    passage_length: int | None = shared_options.passage_length()
+    platform: str = shared_options.platform()
     sets: tuple[str, ...] = option((), "sets to evaluate on; default: all sets of the folder", parse=tuple)
-    split: str = split_option("test", "split of the judgements")
-    on_error: str = on_error_option(keep=True)
+    split: str = shared_options.split("test", "split of the judgements")
+    on_error: str = shared_options.on_error(keep=True)
     bm25: bool = option(False, "also evaluate BM25 on the sets, and show it in another column")
     columns: tuple[str, ...] = option(
         (),

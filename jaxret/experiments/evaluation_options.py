@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import check_options, option
-from jaxret.configs.shared_options import latency_option, match_option, self_matches_option
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class EvaluationOptions:
     measures: tuple[str, ...] | None = None
     name: str = ""  # name of the result; "" for the name of the data set
     label: str = ""  # follows the data set's name in file names, so that results do not replace others
-    self_matches: str = self_matches_option()
-    latency: int | None = latency_option()
+    self_matches: str = shared_options.self_matches()
+    latency: int | None = shared_options.latency()
     latency_passages: tuple[int, ...] = ()  # numbers of passages with which a search is timed, too
     dpr_results: bool = option(False, "also write the results in DPR's format, with texts and has_answer")
-    match: str = match_option()
+    match: str = shared_options.match()
     on_error: str = option(
         "error",
         "at a bad record: stop, or skip and count it; keep: allow empty passages, stop at other bad records",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import option
-from jaxret.configs.shared_options import checkpoint_option, encoded_corpus_option, workdir_option
 from jaxret.data.records import Passage
 
 
@@ -14,15 +14,15 @@ class ExplainRequest:
     """A run, and the query and passage whose score is explained. Raises ValueError for values that are missing or
     exclude each other."""
 
-    workdir: str = workdir_option()
+    workdir: str = shared_options.workdir()
     query: str = option("", "text of a query")
     text: str = option("", "text of a passage", flag="passage")
     title: str = option("", "title of the passage")
     passage_id: str = option("", "instead of --passage: id of an encoded passage")
     rank: bool = option(False, "with --query and --passage_id: search the corpus, and print the passage's rank")
-    encoded_name: str = encoded_corpus_option()  # the corpus of `passage_id`
+    encoded_name: str = shared_options.encoded_corpus()  # the corpus of `passage_id`
     top: int = option(10, "rows of a table", lower_bound=1)
-    checkpoint: str = checkpoint_option()
+    checkpoint: str = shared_options.checkpoint()
 
     def __post_init__(self) -> None:
         if not (self.query or self.text or self.passage_id) or (self.text and self.passage_id):

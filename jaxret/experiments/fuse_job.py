@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import option
-from jaxret.configs.shared_options import qrels_option, queries_option, self_matches_option, split_option
 
 if TYPE_CHECKING:
     from jaxret.experiments.evaluation_queries import EvaluationSource
@@ -40,9 +40,9 @@ class FuseJob:
         "", "with folders: name of the encoded corpus; needed if there are several", flag="corpus"
     )
     k: int = option(1000, "passages per query", lower_bound=1)
-    queries: str = queries_option()
-    qrels: str = qrels_option()
-    split: str = split_option("test")
+    queries: str = shared_options.queries()
+    qrels: str = shared_options.qrels()
+    split: str = shared_options.split("test")
     measures: tuple[str, ...] = option(("nDCG@10", "RR@10", "R@100"), "measures, named as in ir-measures", parse=tuple)
     tune_runs: tuple[str, ...] = option(
         (),
@@ -53,7 +53,7 @@ class FuseJob:
     )
     tune_qrels: str = option("", "judgements of the queries of --tune")
     tune_split: str = option("dev", "split of --tune_qrels, if it is a folder")
-    self_matches: str = self_matches_option()
+    self_matches: str = shared_options.self_matches()
     explicit_fields: tuple[str, ...] = ()  # fields that the command line sets, default values included
 
     @cached_property

@@ -6,23 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import given_fields, option
-from jaxret.configs.shared_options import (
-    checkpoint_option,
-    corpus_option,
-    download_option,
-    latency_option,
-    match_option,
-    measures_option,
-    on_error_option,
-    passage_length_option,
-    platform_option,
-    qrels_option,
-    queries_option,
-    query_length_option,
-    self_matches_option,
-    tokens_per_batch_option,
-)
 
 if TYPE_CHECKING:
     from jaxret.data.formats import Corpus
@@ -42,29 +27,29 @@ class RerankRequest:
     model: str = option(
         "", "instead of --workdir: folder or hub name of a cross-encoder of transformers, with one label"
     )
-    download: bool = download_option()
+    download: bool = shared_options.download()
     out: str  # file to write, a TREC run or training data
     run: str = option("", "rankings to rerank: a TREC run, or another format of docs/data.md")
-    queries: str = queries_option()
-    corpus: str = corpus_option()
-    qrels: str = qrels_option()
-    measures: tuple[str, ...] | None = measures_option()
-    self_matches: str = self_matches_option()
-    match: str = match_option()
+    queries: str = shared_options.queries()
+    corpus: str = shared_options.corpus()
+    qrels: str = shared_options.qrels()
+    measures: tuple[str, ...] | None = shared_options.measures()
+    self_matches: str = shared_options.self_matches()
+    match: str = shared_options.match()
     train: str = option("", "instead of --run: training data; all their passages are scored")
     negatives_run: str = option("", "with --train=FOLDER: rankings with its negatives, as data.negatives_run")
     split: str = option("", "split of a folder; default: test, or train with --train")
     k: int = option(100, "passages per query to score", lower_bound=1)
-    latency: int | None = latency_option()
+    latency: int | None = shared_options.latency()
     tail: bool = option(
         True, "also write the other passages, after the scored ones; use --notail for a teacher's scores"
     )
-    checkpoint: str = checkpoint_option()
-    query_length: int | None = query_length_option(", or 128")
-    passage_length: int | None = passage_length_option(", or the encoder's limit")
-    tokens_per_batch: int | None = tokens_per_batch_option()
-    platform: str = platform_option()
-    on_error: str = on_error_option()
+    checkpoint: str = shared_options.checkpoint()
+    query_length: int | None = shared_options.query_length(", or 128")
+    passage_length: int | None = shared_options.passage_length(", or the encoder's limit")
+    tokens_per_batch: int | None = shared_options.tokens_per_batch()
+    platform: str = shared_options.platform()
+    on_error: str = shared_options.on_error()
     explicit_fields: tuple[str, ...] = ()  # fields that the command line sets, default values included
 
     def __post_init__(self) -> None:

@@ -8,19 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import given_fields, option
-from jaxret.configs.shared_options import (
-    attention_option,
-    checkpoint_option,
-    encoded_corpus_option,
-    measures_option,
-    platform_option,
-    qrels_option,
-    queries_option,
-    query_length_option,
-    split_option,
-    workdir_option,
-)
 from jaxret.data.record_checks import check_question
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.runs.job_options import JobOptions
@@ -56,15 +45,15 @@ class SearchJob:
     """A search by a run: queries, corpus, options and processes. Raises ValueError for values that exclude each
     other."""
 
-    workdir: str = workdir_option()
+    workdir: str = shared_options.workdir()
     query: str | None = option(None, "question to answer on the terminal")
     interactive: bool = option(
         False, "answer questions from the terminal or standard input, one a line, until an empty line"
     )
-    queries: str = queries_option()
-    qrels: str = qrels_option()
-    split: str = split_option("test")
-    encoded_name: str = encoded_corpus_option()
+    queries: str = shared_options.queries()
+    qrels: str = shared_options.qrels()
+    split: str = shared_options.split("test")
+    encoded_name: str = shared_options.encoded_corpus()
     # k, latency_passages, measures: if they are given, those of `evaluation`
     k: int | None = option(None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
     latency_passages: tuple[int, ...] = option(
@@ -77,11 +66,11 @@ class SearchJob:
         flag="dimension",
         parse=parse_sizes,
     )
-    checkpoint: str = checkpoint_option()
-    query_length: int | None = query_length_option()
-    measures: tuple[str, ...] | None = measures_option()
-    platform: str = platform_option()
-    attention: str | None = attention_option()
+    checkpoint: str = shared_options.checkpoint()
+    query_length: int | None = shared_options.query_length()
+    measures: tuple[str, ...] | None = shared_options.measures()
+    platform: str = shared_options.platform()
+    attention: str | None = shared_options.attention()
     processes: JobOptions = field(default_factory=JobOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     options: SearchOptions = SearchOptions()

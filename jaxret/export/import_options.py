@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import check_options, option
-from jaxret.configs.shared_options import download_option
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ImportOptions:
         "text between title and text of a passage, or [SEP]; auto: a space for sentence-transformers and PyLate "
         "directories, else [SEP]",
     )
-    download: bool = download_option()
+    download: bool = shared_options.download()
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import check_options, option
-from jaxret.configs.shared_options import on_error_option
 from jaxret.storage.leases import BOUND
 
 
@@ -13,7 +13,7 @@ from jaxret.storage.leases import BOUND
 class EncodeOptions:
     """How passages are read, encoded and written. Raises ValueError for a value that is not allowed."""
 
-    on_error: str = on_error_option(keep=True)
+    on_error: str = shared_options.on_error(keep=True)
     dtype: str = option(
         "",
         "type of the vectors on disk; default: the run's encode.dtype, or for a cut corpus the type of its source",

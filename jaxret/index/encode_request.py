@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import option
-from jaxret.configs.shared_options import (
-    attention_option,
-    checkpoint_option,
-    corpus_option,
-    passage_length_option,
-    platform_option,
-    tokens_per_batch_option,
-    workdir_option,
-)
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.runs.job_options import JobOptions
 from jaxret.runs.ray_cluster import EngineOptions
@@ -25,16 +17,16 @@ class EncodeRequest:
     """Passages to encode, to append or to delete. Raises ValueError if values are missing or exclude each other, or if
     the file of ids does not exist."""
 
-    workdir: str = workdir_option()
-    corpus: str = corpus_option()  # with `options.dimension` also the name of an encoded corpus, whose vectors are cut
+    workdir: str = shared_options.workdir()
+    corpus: str = shared_options.corpus()  # with `options.dimension` also the name of an encoded corpus, which is cut
     name: str = option("", "name of the encoded corpus; default: the name of the folder or file")
     append: bool = option(False, "add the passages to the corpus that is encoded as --name")
     delete: str = option("", "delete passages from the corpus --name: a file with their ids, one a line")
-    checkpoint: str = checkpoint_option()
-    passage_length: int | None = passage_length_option()  # None: of appended passages as in the encoded corpus
-    tokens_per_batch: int | None = tokens_per_batch_option()
-    platform: str = platform_option()
-    attention: str | None = attention_option()
+    checkpoint: str = shared_options.checkpoint()
+    passage_length: int | None = shared_options.passage_length()  # None: of appended passages as in the encoded corpus
+    tokens_per_batch: int | None = shared_options.tokens_per_batch()
+    platform: str = shared_options.platform()
+    attention: str | None = shared_options.attention()
     processes: JobOptions = field(default_factory=JobOptions)
     options: EncodeOptions = EncodeOptions()
     engine: EngineOptions = field(default_factory=EngineOptions)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import check_options, option
-from jaxret.configs.shared_options import on_error_option
 from jaxret.storage.leases import BOUND
 
 # For instruction-tuned models; models that were trained to write queries (doc2query) want "{passage}".
@@ -36,7 +36,7 @@ class GenerationOptions:
     part_rows: int = option(
         1024, "passages of one part of the work; a killed job loses at most one part", lower_bound=1
     )
-    on_error: str = on_error_option()
+    on_error: str = shared_options.on_error()
     lease: float = option(
         BOUND, "seconds after which hosts take over the parts of a job that does not renew its leases", lower_bound=1
     )

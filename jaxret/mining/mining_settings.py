@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import check_options, option
-from jaxret.configs.shared_options import match_option
 
 TOP, SAMPLE = "top", "sample"
 
@@ -22,7 +22,7 @@ class MiningSettings:
     # The sample depends on the seed, the query's id and the pool alone.
     seed: int = option(12345, "seed of the sample", lower_bound=0)
     answers: bool = option(True, "leave out passages with an answer of the query")  # DPR
-    match: str = match_option()
+    match: str = shared_options.match()
     # NV-Retriever's MarginPos and PercPos.
     margin: float | None = option(
         None, "leave out passages with a score of at least the positive's minus this margin", lower_bound=0

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import option
-from jaxret.configs.shared_options import k_option
 from jaxret.configs.synonyms import suggest_name
 from jaxret.parallel.events import emit
 
@@ -50,7 +50,7 @@ class PlanRequest:
     )
     price: float | None = option(None, "dollars per chip and hour, to print the cost of training or encoding")
     precision: str = option("float32", "precision of search candidates, as in jaxret search")
-    k: int = k_option()
+    k: int = shared_options.k()
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.utilization <= 1:

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import check_options, given_fields, option
-from jaxret.configs.shared_options import split_option
 from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.storage.atomic import sha256_json
 
@@ -167,7 +167,7 @@ class IndexOptions:
     name: str = option("", "name of the index; default: the factory string")
     queries: str = option("", "folder or file with queries to measure recall; default: vectors of passages")
     qrels: str = option("", "folder or file with judgements: only judged queries of --queries measure recall")
-    split: str = split_option("test")
+    split: str = shared_options.split("test")
     sample: int = option(1000, "queries to measure recall, at most", lower_bound=1)
     parameters: tuple[str, ...] = option(
         (),

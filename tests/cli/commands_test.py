@@ -90,9 +90,9 @@ def test_a_verb_is_flags_and_one_call() -> None:
 def test_flags_of_several_verbs_are_defined_once() -> None:
     """In configs/shared_options.py, or, if they are no options of a dataclass, in cli/shared_flags.py."""
     flag, field = re.compile(r'DEFINE_\w+\(\s*"(\w+)"'), re.compile(r"^    (\w+): .* = option\(", re.MULTILINE)
-    package, own = COMMANDS.parent, (COMMANDS / "shared_flags.py").read_text()
-    shared = set(re.findall(r"^def (\w+)_option\(", (package / "configs/shared_options.py").read_text(), re.MULTILINE))
-    shared |= set(flag.findall(own))
+    package = COMMANDS.parent
+    shared = set(re.findall(r'flag="(\w+)"', (package / "configs/shared_options.py").read_text()))
+    shared |= set(flag.findall((COMMANDS / "shared_flags.py").read_text()))
     defined: dict[str, set[str]] = {}
     for path in package.rglob("*.py"):
         text = path.read_text()

@@ -32,7 +32,7 @@ class Painting:
 
 @pytest.fixture
 def painting() -> Iterator[OptionFlags[Painting]]:
-    made = OptionFlags(Painting, frame=define_flag("picture_frame", str, option("oak", "frame")))
+    made = OptionFlags(Painting, frame=define_flag(option("oak", "frame", flag="picture_frame")))
     flags.FLAGS.mark_as_parsed()
     yield made
     for holder in made.holders.values():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import check_options, option
-from jaxret.configs.shared_options import split_option
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class MtebOptions:
         "",
         "model card: a README.md with metadata such as licence and languages; default: README.md of the run's folder",
     )
-    split: str = split_option("test")
+    split: str = shared_options.split("test")
     download: bool = option(False, "download the data of named tasks that are not in the cache of Hugging Face")
 
     def __post_init__(self) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.configs import shared_options
 from jaxret.configs.options import check_options, option
-from jaxret.configs.shared_options import split_option
 
 
 @dataclass(frozen=True)
 class ProbeOptions:
     """Numbers of queries and passages of a probe. Raises ValueError for sizes that are too small."""
 
-    split: str = split_option("dev", "split of the judged queries")
+    split: str = shared_options.split("dev", "split of the judged queries")
     queries: int = option(1000, "judged queries, at most; drawn from the seed", lower_bound=2)
     passages: int = option(
         5000, "passages: all relevant passages of these queries, and others drawn from the seed", lower_bound=2
