@@ -16,6 +16,10 @@ from jaxret.types import BatchT, Params
 SOUND = "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"
 
 
+class NotFiniteError(ArithmeticError):
+    """A parameter, a vector, the loss, a gradient or a metric is NaN or infinite."""
+
+
 @jax.jit
 def _finite(tree: Any) -> list[jax.Array]:
     return [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]

@@ -27,6 +27,7 @@ from jaxret.parallel.mesh import (
 )
 from jaxret.parallel.progress import Progress
 from jaxret.runs.embedder import Embedder, plan_batches
+from jaxret.training.diagnosis import NotFiniteError
 from jaxret.types import Array, Ragged, TextVectors, Tokens
 
 NO_PASSAGE = np.iinfo(np.int32).max  # row number of an empty rank
@@ -58,6 +59,8 @@ class Ranker:
             queries: tokens of the queries.
             passages: tokens of the passages.
             progress: whether progress is printed.
+
+        Raises NotFiniteError for a score that is NaN or infinite.
         """
         mesh, limit = self.embedder.mesh, self.embedder.max_lengths["passage"]
         placed_queries = self._place(self.embedder.with_params(params)(queries, "query", progress))
@@ -71,6 +74,8 @@ class Ranker:
                 bar.update(int((rows >= 0).sum()))
         results = jax.jit(lambda x: x, out_shardings=replicated_sharding(mesh))(best)
         scores, rows = np.asarray(results.scores), np.asarray(results.rows)
+        if bad := rows[scores == np.inf].tolist():
+            raise NotFiniteError(f"the score of passage {bad[0]} of the validation is not finite for a dev query")
         masks = [rows[query] != NO_PASSAGE for query in range(len(queries))]
         return {
             str(query): [(str(row), float(score)) for row, score in zip(rows[query][mask], scores[query][mask])]
@@ -106,7 +111,8 @@ class Ranker:
             else:
                 scores = jnp.max(similarities(queries[:, 0], vectors, mask), axis=-1)
             scores = jax.lax.with_sharding_constraint(scores, row_sharding(mesh))  # each device has its own queries
-            scores = jnp.where(rows >= 0, scores, -jnp.inf)
+            # A score that is not finite is ranked first, where `__call__` finds it.
+            scores = jnp.where(rows >= 0, jnp.where(jnp.isfinite(scores), scores, jnp.inf), -jnp.inf)
             top, columns = jax.lax.top_k(scores, min(self.depth, scores.shape[1]))
             top_rows = jnp.where(top > -jnp.inf, rows[columns], NO_PASSAGE)
             columns_by_rank = (

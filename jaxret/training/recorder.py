@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,7 +14,7 @@ from jaxret.data.tokens.batches import Examples
 from jaxret.models.partition import join_parameters
 from jaxret.parallel.mesh import shard_whole_batch
 from jaxret.storage.checkpoint import Checkpoints
-from jaxret.training.diagnosis import SOUND, diagnose, not_finite
+from jaxret.training.diagnosis import SOUND, NotFiniteError, diagnose, not_finite
 from jaxret.training.logging import MetricsLog
 from jaxret.training.objective import Objective
 from jaxret.training.task import TrainingPlan, Validator
@@ -20,15 +22,22 @@ from jaxret.training.train_state import TrainState, UpdateRule, checkpoint_trees
 from jaxret.types import Log
 
 
-class NotFiniteError(ArithmeticError):
-    """A parameter, the loss or a gradient is NaN or infinite."""
-
-
 def require_finite_parameters(state: TrainState, name: str) -> None:
     """Raise NotFiniteError if a parameter of a state contains a NaN or an infinity. `name` is the state in the
     error."""
     if bad := not_finite(join_parameters(state.params, state.frozen)):
         raise NotFiniteError(f"{name}: parameter {bad[0]} ({len(bad)} in all) contains a NaN or an infinity")
+
+
+def require_finite_metrics(metrics: Mapping[str, float], step: int) -> None:
+    """Raise NotFiniteError for a metric of a validation that is NaN or infinite: it could not rank checkpoints."""
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise NotFiniteError(
+                f"step {step}: {name} of the validation is {value}, though the parameters are finite: scores of dev "
+                "queries are too large. A lower optimizer.learning_rate, a higher loss.temperature or "
+                "encoder.dtype=float32 may help"
+            )
 
 
 @dataclass
@@ -100,12 +109,13 @@ class Recorder:
 
     def save(self, state: TrainState, step: int, validate: bool) -> None:
         """Save a checkpoint of a state, with metrics if `validate` is set and there is a dev set. Raises NotFiniteError
-        for a state that is not finite."""
+        for a state or a metric that is not finite."""
         self.inspector.require_healthy(state)
         require_finite_parameters(state, f"step {step}")
         metrics, criterion, measured_on = None, None, ""
         if self.validator and validate:
             metrics = self.metrics = self.validator(state.weights)
+            require_finite_metrics(metrics, step)
             criterion = self.criterion.at(step)
             measured_on = self.validator.measured_on(criterion)
             self.metrics_log.write(step, metrics, "validation/")

@@ -38,12 +38,13 @@ from jaxret.storage.atomic import read_json, sha256_file, write_json
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints, path_name
 from jaxret.storage.lockfile import LockedError
 from jaxret.training import loop
+from jaxret.training.diagnosis import NotFiniteError
 from jaxret.training.logging import MetricsLog
 from jaxret.training.loop import Trainer, TrainResult, schedule_steps, train
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.prefetch import Prefetcher
 from jaxret.training.prepare import prepare_job
-from jaxret.training.recorder import NotFiniteError, require_finite_parameters
+from jaxret.training.recorder import require_finite_parameters
 from jaxret.training.task import TrainingData
 from jaxret.training.tasks.retrieval import RETRIEVAL, make_validation
 from jaxret.training.tasks.retrieval import make_retrieval_objective as make_objective_of
@@ -620,6 +621,12 @@ def test_the_weights_of_the_encoder_are_verified_beside_a_start_run(
     assert not (tmp_path / "run").exists(), "the corrected command is no other run"
     digest = sha256_file(root / "encoder" / "model.safetensors")
     assert train(config_of(root, encoder__sha256=digest, **keys), tmp_path / "run", progress=False).step == 0
+
+
+def test_a_metric_that_is_not_finite_is_an_error(root: Path, tmp_path: Path) -> None:
+    """It cannot rank checkpoints; the parameters are finite, as no step was made."""
+    with pytest.raises(NotFiniteError, match=r"step 0: nll .*(inf|nan)"):
+        train(config_of(root, loss__temperature=1e-38, train__steps=0), tmp_path / "run", progress=False)
 
 
 def test_a_tokenizer_with_more_words_than_the_encoder_is_an_error(root: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.training import data_warnings
+from jaxret.training.diagnosis import NotFiniteError
 from jaxret.training.examples import data_record, load_validation_corpus
 from jaxret.training.ranking import Ranker
 from jaxret.training.task import TrainingData
@@ -206,6 +207,17 @@ def test_equal_scores_are_ordered_by_row(validation: RetrievalValidation) -> Non
     assert rankings.keys() == {str(query) for query in range(len(validation.dev))}
     for ranking in rankings.values():
         assert ranking == [(str(row), 0.0) for row in range(validation.ranker.depth)]
+
+
+def test_a_score_that_is_not_finite_is_an_error(validation: RetrievalValidation) -> None:
+    """It would otherwise take the place of another passage."""
+    ranker = validation.ranker
+    pool = Ragged.from_lists([[2, 9, 3]] * 49 + [[2, 98, 3]])
+    table = ranker.embedder.params["encoder"]["embeddings"]["word"]["embedding"].at[98].set(np.nan)
+    params = jax.tree.map(lambda leaf: leaf, ranker.embedder.params)
+    params["encoder"]["embeddings"]["word"]["embedding"] = table
+    with pytest.raises(NotFiniteError, match="passage 49 "):
+        ranker(params, validation.dev.queries, pool)
 
 
 def test_fewer_passages_than_k(validation: RetrievalValidation) -> None:
