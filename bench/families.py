@@ -32,7 +32,7 @@ from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.run_system import run_system
 from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.shard_set import open_shards
+from jaxret.index.encoded_corpus import open_encoded
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
 from jaxret.models.encoders.t5 import T5Config
@@ -108,7 +108,7 @@ def times(run: Run, data: str) -> tuple[float, float]:
     encode = median_ms(lambda: embedder(texts, "passage"), len(passages))
     queries = [query for query, _ in zip(read_queries(data), range(TIMED_QUERIES), strict=False)]
     vectors = embedder(run.tokenizer.queries(query.text for query in queries), "query")
-    shards = open_shards(corpus_folder(run.workdir))
+    shards = open_encoded(corpus_folder(run.workdir))
     backend = select_backend(lists=shards.ragged)
     return encode, median_ms(lambda: search(vectors, shards, K, backend), len(queries))
 

@@ -191,7 +191,7 @@ def _verify_shards(folder: Path) -> Iterator[Verification]:
         for shard, entry in zip(shards, contents.shards, strict=True):
             problems = [str(problem) for problem in file_problems(folder, shard, entry, verify=True)]
             damaged |= bool(problems)
-            yield from [Verification(str(shard.vectors(folder)), problem) for problem in problems or [""]]
+            yield from [Verification(str(shard.array(folder, "vectors")), problem) for problem in problems or [""]]
             yield _verification(shard.sidecar(folder), lambda: _require_same_model(shard.sidecar(folder), contents))  # noqa: B023
         if not damaged:
             fetch_files(folder)  # the vectors of a run in a bucket may not be on this machine yet

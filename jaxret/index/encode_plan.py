@@ -67,7 +67,7 @@ def make_encode_plan(
         ValueError: a type of vectors that is not known, or words where vectors are not weights of words.
     """
     words, dtype = most_words(run, options), vector_dtype(options.dtype or run.config.encode.dtype)
-    rows = announced_rows(folder)
+    rows = next((rows for entry in announced_entries(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
     if options.shard_mb or not rows or options.shard_rows not in (0, rows):
         rows = rows_per_shard(run, source, options, dtype, progress)
     return EncodePlan(dtype, words, rows, announced_contract(run, folder))
@@ -146,11 +146,6 @@ def rows_within(counts: np.ndarray, rows: int, limit: int) -> int:
 def announced_entries(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the entries of a folder's shards that exist or are announced."""
     return (read_entry(path) or {} for path in announcement_files(folder))
-
-
-def announced_rows(folder: Path) -> int:
-    """Return the rows per shard of a folder that has shards or an announcement; 0 if it has none."""
-    return next((rows for entry in announced_entries(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
 
 
 def announced_contract(run: Run, folder: Path) -> dict[str, Any]:

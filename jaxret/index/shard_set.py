@@ -90,44 +90,18 @@ class ShardSet:
             if not any(map(stored_file, self._files(shard)))
         ]
 
-    def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the vectors [n,V,D] of n global rows, in the dtype on disk. All rows must have V vectors."""
-        unique, inverse = self._checked_unique(indices)
-        shape = (len(unique), self.vectors_per_row, self.dimension)
-        vectors = np.empty(shape, SHARD_DTYPES[self.manifest.dtype])
-        for shard, part in self._by_shard(unique):
-            vectors[part] = self.map(shard)[unique[part] - shard.start]
-        return vectors[inverse]
-
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         """Return the passage ids of n global rows. One file of ids at a time is read, and only these ids are kept."""
-        unique, inverse = self._checked_unique(indices)
-        unique_ids: list[str] = []
-        for shard, part in self._by_shard(unique):
-            self._require_unchanged(shard)
-            unique_ids += _read_ids(shard.ids(self.folder), shard, unique[part] - shard.start)
-        return [unique_ids[i] for i in inverse]
-
-    def describe(self, row: int) -> str:
-        """Return the name of a row for messages: its number and its passage."""
-        return f"passage row {row} ({self.ids([row])[0]!r} in {self.folder})"
-
-    def missing_ids(self, ids: set[str]) -> set[str]:
-        """Return the ids that no row has. One file of ids at a time is read."""
-        absent_ids = set(ids)
-        for shard in self.shards:
-            if not absent_ids:
-                break
-            absent_ids.difference_update(shard.ids(self.folder).read_text(encoding="utf-8").split("\n"))
-        return absent_ids
-
-    def _checked_unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.asarray(indices, np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
             outside = rows[(rows < 0) | (rows >= self.total_rows)][0]
             raise IndexError(f"{self.folder}: row {outside} is outside 0 to {self.total_rows - 1}")
         unique, inverse = np.unique(rows, return_inverse=True)
-        return unique, inverse
+        unique_ids: list[str] = []
+        for shard, part in self._by_shard(unique):
+            self._require_unchanged(shard)
+            unique_ids += _read_ids(shard.ids(self.folder), shard, unique[part] - shard.start)
+        return [unique_ids[i] for i in inverse]
 
     def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[Shard, slice]]:
         """Yield the shards that hold any of the sorted `rows`, and the slice of `rows` that each holds."""
@@ -173,7 +147,14 @@ class ShardSet:
     def map(self, shard: Shard) -> Any:
         """Return the vectors of a shard as memory maps."""
         self._require_unchanged(shard)
-        return _map_shard(self.folder, shard, self.manifest)
+        entry = self.manifest.shards[shard.index]
+        shape, dtype = entry["shape"], SHARD_DTYPES[entry["dtype"]]
+        if self.manifest.layout == "sparse":
+            words = _map_array(shard.array(self.folder, "words"), shard, shape[:1], word_dtype(shape[1]).str)
+            weights = _map_array(shard.array(self.folder, "weights"), shard, shape[:1], dtype)
+            return SparseRows(words, weights, _map_offsets(self.folder, shard, entry, least=0), shape[1])
+        vectors = _map_array(shard.array(self.folder, "vectors"), shard, shape, dtype)
+        return Ragged(vectors, _map_offsets(self.folder, shard, entry)) if self.manifest.layout == "ragged" else vectors
 
 
 def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
@@ -231,17 +212,6 @@ def _map(path: Path) -> np.ndarray:
         raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
 
 
-def _map_shard(folder: Path, shard: Shard, manifest: Manifest) -> np.ndarray | Ragged | SparseRows:
-    entry = manifest.shards[shard.index]
-    shape, dtype = entry["shape"], SHARD_DTYPES[entry["dtype"]]
-    if manifest.layout == "sparse":
-        words = _map_array(shard.words(folder), shard, shape[:1], word_dtype(shape[1]).str)
-        weights = _map_array(shard.weights(folder), shard, shape[:1], dtype)
-        return SparseRows(words, weights, _map_offsets(folder, shard, entry, least=0), shape[1])
-    vectors = _map_array(shard.vectors(folder), shard, shape, dtype)
-    return Ragged(vectors, _map_offsets(folder, shard, entry)) if manifest.layout == "ragged" else vectors
-
-
 def _map_array(path: Path, shard: Shard, shape: list[int], dtype: str) -> np.ndarray:
     array = _map(path)
     if list(array.shape) != shape or array.dtype != np.dtype(dtype):
@@ -254,7 +224,7 @@ def _map_array(path: Path, shard: Shard, shape: list[int], dtype: str) -> np.nda
 
 def _map_offsets(folder: Path, shard: Shard, entry: Mapping[str, Any], least: int = 1) -> np.ndarray:
     """Return the offsets of each row's vectors or words [rows + 1]. Each row must have at least `least` of them."""
-    path = shard.offsets(folder)
+    path = shard.array(folder, "offsets")
     offsets = _map(path)
     if offsets.shape == (shard.rows + 1,) and offsets.dtype == np.int64:
         offsets = np.array(offsets)

@@ -68,27 +68,17 @@ class Shard:
     def suffix(self) -> str:
         return f"{self.index:05d}-of-{self.count:05d}"
 
-    def vectors(self, folder: Path) -> Path:
-        return folder / f"vectors-{self.suffix}.npy"
-
     def ids(self, folder: Path) -> Path:
         return folder / f"ids-{self.suffix}.txt"
 
-    def offsets(self, folder: Path) -> Path:
-        return folder / f"offsets-{self.suffix}.npy"
-
-    def words(self, folder: Path) -> Path:
-        return folder / f"words-{self.suffix}.npy"
-
-    def weights(self, folder: Path) -> Path:
-        return folder / f"weights-{self.suffix}.npy"
+    def array(self, folder: Path, name: str) -> Path:
+        """Return the file of one of `ARRAYS`."""
+        return folder / f"{name}-{self.suffix}.npy"
 
     def files(self, folder: Path, layout: str) -> dict[str, Path]:
         """Return name -> path of the files of a shard. The names are keys of the sidecar."""
-        files = {"vectors": self.vectors(folder), "ids": self.ids(folder)}
-        if layout == "sparse":
-            files = {"words": self.words(folder), "weights": self.weights(folder), "ids": self.ids(folder)}
-        return files if layout == "fixed" else files | {"offsets": self.offsets(folder)}
+        names = {"fixed": ("vectors",), "sparse": ("words", "weights", "offsets")}.get(layout, ("vectors", "offsets"))
+        return {name: self.array(folder, name) for name in names} | {"ids": self.ids(folder)}
 
     def sidecar(self, folder: Path) -> Path:
         return folder / f"shard-{self.suffix}.json"
@@ -245,7 +235,7 @@ class ShardWriter:
             "shape": shape,
             "dtype": dtype,
             **({"made_on": self.made_on} if self.made_on else {}),
-            **{name: _file_entry(path) for name, path in paths.items()},
+            **{name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for name, path in paths.items()},
         }
         write_json(shard.sidecar(self.folder), with_digest(entry | self.settings), work)
         self._verified_shards.add(shard.index)
@@ -445,10 +435,6 @@ def _check_ids(shard: Shard, ids: Sequence[str]) -> None:
     for row, identifier in enumerate(ids, shard.start):
         if identifier.split() != [identifier]:
             raise ValueError(f"row {row} has the id {identifier!r}; an id is not empty and has no white space")
-
-
-def _file_entry(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def read_shard_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
-from jaxret.index.shard_set import open_shards
+from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.shards import ShardWriter
 from jaxret.search import exact, full_scan, rounding, single_vector
 from jaxret.search.backends import faiss_backend
@@ -404,7 +404,7 @@ def test_streamed_from_disk_equals_in_memory(name: str, dtype: type, tmp_path: P
         writer.write(shard, passages[shard.start : shard.stop], [f"d{i}" for i in range(shard.start, shard.stop)])
     writer.finish()
     backend = select_backend(name)
-    streamed = search(queries, open_shards(tmp_path), 20, backend)
+    streamed = search(queries, open_encoded(tmp_path), 20, backend)
     in_memory = search(queries, [passages], 20, backend)
     np.testing.assert_array_equal(streamed.rows, in_memory.rows)
     np.testing.assert_array_equal(streamed.scores, in_memory.scores)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.index.shard_set import ShardSet, open_shards
+from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import ShardWriter
 from jaxret.search import in_memory
 from jaxret.search.backends.faiss_backend import FEW_QUERIES, FaissCpu, best_columns
@@ -21,7 +22,7 @@ from jaxret.types import Ragged
 ROWS, DIMENSION = 50, 8
 
 
-def shards(folder: Path, layout: str, dtype: str = "float32") -> ShardSet:
+def shards(folder: Path, layout: str, dtype: str = "float32") -> EncodedCorpus:
     """50 rows in shards of 20, of 1 or 3 vectors, or of 1 to 4."""
     random = np.random.default_rng(0)
     writer = ShardWriter(folder, ROWS, 20, {"corpus": layout})
@@ -33,7 +34,7 @@ def shards(folder: Path, layout: str, dtype: str = "float32") -> ShardSet:
         vectors: Any = flat.reshape(shard.rows, counts, DIMENSION) if counts else Ragged(flat, offsets)
         writer.write(shard, vectors, [f"p{row}" for row in range(shard.start, shard.stop)])
     writer.finish()
-    return open_shards(folder)
+    return open_encoded(folder)
 
 
 class Counting:

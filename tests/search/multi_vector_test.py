@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.index.shard_set import open_shards
+from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.shards import ShardWriter
 from jaxret.search import multi_vector
 from jaxret.search.backends import late_interaction as lists_module
@@ -149,7 +149,7 @@ def test_from_disk_equals_in_memory(tmp_path: Path) -> None:
             rows = np.arange(shard.start, shard.stop)
             writer.write(shard, rounded.take(rows), [f"p{i}" for i in rows])
         writer.finish()
-        stored = open_shards(folder)
+        stored = open_encoded(folder)
         assert stored.ragged
         assert sum((folder / f"vectors-0000{i}-of-00003.npy").stat().st_size for i in range(3)) < (
             rounded.flat.nbytes + 3 * 256

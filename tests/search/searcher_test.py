@@ -75,7 +75,7 @@ def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
     folder = corpus_folder(run.workdir)
     result = Searcher(run, folder).search(queries, K)
     shards = open_shards(folder)
-    passages = shards.rows(range(shards.total_rows))[:, 0].astype(np.float64)
+    passages = np.concatenate([vectors for _, vectors in shards])[:, 0].astype(np.float64)
     ids = shards.ids(range(shards.total_rows))
     vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query").stacked()[:, 0]
     for query, vector in zip(queries, vectors, strict=True):

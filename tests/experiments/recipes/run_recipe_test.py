@@ -537,7 +537,7 @@ def test_encoded_passages_count_only_with_their_vectors(tmp_path: Path) -> None:
     require_encoded(open_encoded(folder), Corpus.open(data), "ab", "")
     with pytest.raises(ContractError, match=r"data .*encoded .*SHA-256 .*x"):
         require_encoded(open_encoded(folder), Corpus.open(data), "cd", "x")
-    vectors = writer.shards[1].vectors(folder)
+    vectors = writer.shards[1].array(folder, "vectors")
     whole = vectors.read_bytes()
     vectors.write_bytes(whole[:-1])
     assert not recipe._is_encoded(stage)
@@ -561,7 +561,7 @@ def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> Non
         writer = ShardWriter(folder, 2, 2, {"corpus": {"sha256": "ab", "passages": 2}})
         writer.write(writer.shards[0], np.ones((2, 1, 3), np.float32), ["p0", "p1"])
         writer.finish()
-        shards[name] = writer.shards[0].vectors(folder)
+        shards[name] = writer.shards[0].array(folder, "vectors")
         manifest = folder / "manifest.json"
         recipe._run_step(f"{name}.encode", 1, partial(list, [manifest]))
 
