@@ -15,11 +15,12 @@ from jaxret.parallel.mesh import make_mesh, shard_batch, shardings
 from jaxret.runs.embedder import Embedder
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
-from jaxret.search.inverted_lists import InvertedLists, SparseBlocks
+from jaxret.search.inverted_lists import InvertedLists
 from jaxret.training.step import make_train_step
 from jaxret.training.train_state import TrainState
 from jaxret.types import Ragged, SparseRows, TextVectors
 from tests import tiny
+from tests.tiny import SparseBlocks
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "dual_encoder": tiny.DUAL_ENCODER,

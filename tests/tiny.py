@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from jaxret.training.ranking import BestPassages, Ranker
 from jaxret.training.starting_weights import init_state
 from jaxret.training.step import make_train_step
 from jaxret.training.tasks.retrieval import RetrievalObjective
-from jaxret.types import Batch, Tokens
+from jaxret.types import Batch, SparseRows, Tokens
 from tests.packed import pack
 
 BERT = BertConfig(
@@ -247,3 +248,20 @@ def run_steps(overrides: dict[str, Any], fsdp: int, steps: int = 3, packed: bool
         state, metrics = step(state, shard_batch(mesh, own))
         history.append(jax.tree.map(float, metrics))
     return history
+
+
+class SparseBlocks:
+    """A corpus of blocks of SparseRows in memory, for `InvertedLists`."""
+
+    def __init__(self, blocks: list[SparseRows]) -> None:
+        self.blocks = blocks
+        self.total_rows, self.dimension = sum(map(len, blocks)), blocks[0].dimension
+
+    def describe(self, row: int) -> str:
+        return f"passage row {row}"
+
+    def __iter__(self) -> Iterator[tuple[int, SparseRows]]:
+        first = 0
+        for block in self.blocks:
+            yield first, block
+            first += len(block)

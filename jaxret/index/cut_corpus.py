@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxret.data.formats import Corpus, source_path
 from jaxret.data.lines import missing_file_error
-from jaxret.index.cut_shard import cut_shard
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.parts_list import CorpusPart, read_parts, write_parts
 from jaxret.index.passages import unchanged_corpus
+from jaxret.index.row_subset import cut_shard
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import SHARD_DTYPES, Manifest, ShardError, ShardWriter, read_entry, read_manifest
 from jaxret.index.source import encoded_source, is_source

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.index.cut_shard import cut_shard
 from jaxret.index.parts_list import CorpusPart, parts_identity, read_parts
-from jaxret.index.row_subset import RaggedRowSubset, RowSubset
+from jaxret.index.row_subset import RaggedRowSubset, RowSubset, cut_shard
 from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit, read_shards
 from jaxret.index.shards import ARRAYS, ShardError
 from jaxret.storage.atomic import sha256_file

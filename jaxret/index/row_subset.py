@@ -1,4 +1,5 @@
-"""A subset of a shard's rows. It has the interface of a shard."""
+"""A subset of a shard's rows, and a shard whose vectors are cut to their first dimensions. Both have the interface of a
+shard."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.types import Ragged
 
 
@@ -50,3 +52,43 @@ class RaggedRowSubset:
 
     def take(self, rows: np.ndarray) -> Ragged:
         return self._shard.take(self._rows[rows])
+
+
+class CutShard(RowSubset):
+    """A shard [rows,V,D] whose vectors are cut to their first `size` dimensions when they are read."""
+
+    def __init__(self, shard: Any, size: int, normalize: bool) -> None:
+        self._shard, self._size, self._normalize = shard, size, normalize
+        self.shape = (*shard.shape[:-1], size)
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def _read_rows(self, key: Any) -> np.ndarray:
+        return cut_vectors(np.asarray(self._shard[key]), self._size, self._normalize)
+
+    def take(self, rows: np.ndarray, axis: int, mode: Any) -> np.ndarray:
+        return cut_vectors(self._shard.take(rows, axis=axis, mode=mode), self._size, self._normalize)
+
+
+class CutRaggedShard(RaggedRowSubset):
+    """A shard of lists of vectors, which are cut to their first `size` dimensions when they are read."""
+
+    def __init__(self, shard: Any, size: int, normalize: bool) -> None:
+        self._shard, self._size, self._normalize = shard, size, normalize
+        self.lengths = shard.lengths
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def __getitem__(self, row: int | np.integer) -> np.ndarray:
+        return cut_vectors(self._shard[row], self._size, self._normalize)
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        vectors = self._shard.take(rows)
+        return Ragged(cut_vectors(vectors.flat, self._size, self._normalize), vectors.offsets)
+
+
+def cut_shard(shard: Any, size: int, normalize: bool) -> CutShard | CutRaggedShard:
+    """Return a shard, [rows,V,D] or lists of vectors, whose vectors are cut to `size` dimensions."""
+    return (CutShard if hasattr(shard, "shape") else CutRaggedShard)(shard, size, normalize)

@@ -85,23 +85,6 @@ def check_sparse(backend: SparseBackend) -> None:
         raise RuntimeError(f"search backend {backend.description} left out a passage that scores above its bound")
 
 
-class SparseBlocks:
-    """A corpus of blocks of SparseRows in memory."""
-
-    def __init__(self, blocks: list[SparseRows]) -> None:
-        self.blocks = blocks
-        self.total_rows, self.dimension = sum(map(len, blocks)), blocks[0].dimension
-
-    def describe(self, row: int) -> str:
-        return f"passage row {row}"
-
-    def __iter__(self) -> Iterator[tuple[int, SparseRows]]:
-        first = 0
-        for block in self.blocks:
-            yield first, block
-            first += len(block)
-
-
 class SparseQueries:
     """Sparse queries, for shards of sparse passages (`query_vectors.ScoredQueries`)."""
 

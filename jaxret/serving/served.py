@@ -214,7 +214,8 @@ class ServedRetriever:
         """Compile all programs; return how many. `report` is called with a text on each part; `should_stop` returns
         whether to leave out the rest."""
         late_interaction = self.run.model.late_interaction
-        for side in self._sides():
+        sides: tuple[Side, ...] = ("query", "passage")
+        for side in sides:
             tokenizer = self.run.tokenizer
             limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
             for length in served_lengths(limit):
@@ -236,9 +237,6 @@ class ServedRetriever:
         if searcher.generator:
             largest_k = min(largest_k, searcher.generator.spec.passages)
         return sorted({self.count(min(count, largest_k)) for count in (*COUNTS, largest_k)})
-
-    def _sides(self) -> tuple[Side, ...]:
-        return ("query", "passage")
 
     def _searcher(self) -> Searcher:
         if self.searcher is None:

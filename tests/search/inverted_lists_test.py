@@ -13,13 +13,13 @@ from jaxret.search.backends import sparse_xla
 from jaxret.search.backends.sparse_scipy import best_products
 from jaxret.search.inverted_lists import (
     InvertedLists,
-    SparseBlocks,
     SparseBlockSearch,
     check_sparse,
     sparse_backend,
 )
 from jaxret.search.proof import MARGIN
 from jaxret.types import SparseRows
+from tests.tiny import SparseBlocks
 
 D = 50
 

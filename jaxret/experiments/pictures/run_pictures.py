@@ -67,30 +67,20 @@ def training_picture(runs: Runs) -> Figure:
         raise ValueError(f"{', '.join(runs)}: no training step is logged")
     figure, axes = new_picture(len(curve_names), share=False)
     for ax, name in zip(axes, curve_names, strict=True):
-        for number, (run, lines) in enumerate(curves[name].items()):
-            _draw_curves(ax, lines, number, run)
-        ax.set_xlabel("step")
+        _draw_metric(ax, curves[name], name)
         ax.set_title({"loss": "training loss", "learning_rate": "learning rate"}.get(name, f"dev {name[11:]}"))
-        if name == "learning_rate":
-            ax.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
     return add_legend(figure, axes[0])
 
 
-def metric_picture(runs: Runs, name: str) -> Figure | None:
-    """Return the curves of one metric of metrics.jsonl over training steps; None if no run has logged it."""
+def metric_picture(runs: Runs, name: str) -> Figure:
+    """Return the curves of one metric of metrics.jsonl over training steps."""
     metrics = {
         run: [read_metrics(member) for member in members if member.metrics.exists()] for run, members in runs.items()
     }
     curves = _curves(metrics, name)
-    if not any(curves.values()):
-        return None
     figure, (ax,) = new_picture()
-    for number, (run, lines) in enumerate(curves.items()):
-        _draw_curves(ax, lines, number, run)
-    ax.set_xlabel("step")
+    _draw_metric(ax, curves, name)
     use_whole_numbers(ax)
-    if name == "learning_rate":
-        ax.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
     return add_legend(figure, ax)
 
 
@@ -216,12 +206,18 @@ def _curves(
     return curves
 
 
-def _draw_curves(ax: Axes, lines: Sequence[tuple[list[float], list[float]]], number: int, label: str) -> None:
-    """Draw the curves of the runs of one name, in one colour and dash."""
-    look = line_style(number)
-    for index, (steps, values) in enumerate(lines):
-        marker = {} if len(steps) <= _MARKERS_UP_TO else {"marker": ""}
-        ax.plot(steps, values, label=label_text(label) if index == 0 else None, **{**look, "markersize": 3.5, **marker})
+def _draw_metric(ax: Axes, curves: Mapping[str, Sequence[tuple[list[float], list[float]]]], name: str) -> None:
+    """Draw the curves of a metric; those of the runs of one name have one colour and dash."""
+    for number, (label, lines) in enumerate(curves.items()):
+        look = line_style(number)
+        for index, (steps, values) in enumerate(lines):
+            marker = {} if len(steps) <= _MARKERS_UP_TO else {"marker": ""}
+            ax.plot(
+                steps, values, label=label_text(label) if index == 0 else None, **{**look, "markersize": 3.5, **marker}
+            )
+    ax.set_xlabel("step")
+    if name == "learning_rate":
+        ax.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
 
 
 def _read_diversity(run: Workdir) -> dict[str, Any]:

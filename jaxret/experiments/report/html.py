@@ -60,11 +60,6 @@ def collapsible(summary: str, *children: str) -> Html:
     return tag("details", tag("summary", summary), *children)
 
 
-def gallery(figures: Sequence[str]) -> Html:
-    """Return figures side by side, as many in a row as fit on the page."""
-    return tag("div", *figures, class_="gallery") if figures else Html("")
-
-
 def data_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Html:
     """Return a table that can be sorted by each column. It has a scroll bar of its own on a narrow page.
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxret.experiments.report.html import Html, as_html, join_html, tag
+from jaxret.experiments.pictures.canvas import NO_MATPLOTLIB, drawing_is_installed, picture_svg
+from jaxret.experiments.report.html import Html, as_html, join_html, missing_note, tag
 from jaxret.version import __version__
+
+NO_PICTURES = missing_note(f"Pictures are missing: {NO_MATPLOTLIB.partition(';')[0]}.", "pip install 'jaxret[plots]'")
+Drawing = tuple[Callable[[], Any], str, str]  # function that draws a figure, its title, and a prefix of its ids
 
 
 class Section(NamedTuple):
@@ -67,7 +71,15 @@ _VARIABLES = {"#222222": "var(--ink)", "#dadada": "var(--rule)", "#ffffff": "non
 _SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
-def inline_figure(svg: str, title: str, name: str) -> Html:
+def gallery(drawings: Sequence[Drawing]) -> Html:
+    """Return pictures side by side, as many in a row as fit on the page; a note if matplotlib is not installed."""
+    if drawings and not drawing_is_installed():
+        return NO_PICTURES
+    figures = (_inline_figure(picture_svg(make), title, name) for make, title, name in drawings)
+    return tag("div", *figures, class_="gallery") if drawings else Html("")
+
+
+def _inline_figure(svg: str, title: str, name: str) -> Html:
     """Return a picture of `picture_svg` as a figure with the width and the colours of the page.
 
     Args:

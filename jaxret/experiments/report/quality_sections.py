@@ -9,7 +9,6 @@ from jaxret.evaluation.comparison import Score, SystemTest, format_p_value
 from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.significance import LEVEL
 from jaxret.experiments.compare_runs import comparison_notes
-from jaxret.experiments.pictures.canvas import drawing_is_installed, picture_svg
 from jaxret.experiments.pictures.run_pictures import vector_bars
 from jaxret.experiments.probe.probe_report import PROBE_MEASURE
 from jaxret.experiments.report.html import (
@@ -17,17 +16,15 @@ from jaxret.experiments.report.html import (
     Html,
     Number,
     data_table,
-    gallery,
     join_html,
     missing_note,
     paragraph,
     tag,
     value_cell,
 )
-from jaxret.experiments.report.page import inline_figure
+from jaxret.experiments.report.page import Drawing, gallery
 from jaxret.experiments.report.report_pictures import cost_picture, interval_picture, layer_picture
 from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFiles
-from jaxret.experiments.report.run_sections import NO_PICTURES
 
 _SEARCH_COMMAND = "jaxret search --workdir=RUN --queries=DATA --qrels=DATA"
 
@@ -78,8 +75,7 @@ def _comparison_parts(set_results: ComparedSet, name: str) -> list[str]:
     if comparison.tests:
         tests = [test for test in comparison.tests if test.measure == comparison.measures[0]]
         title = f"{comparison.measures[0]} minus that of {comparison.systems[0]}, with intervals of 95\u00a0%"
-        picture = picture_svg(partial(interval_picture, tests)) if drawing_is_installed() else ""
-        parts.append(gallery([inline_figure(picture, title, name)]) if picture else NO_PICTURES)
+        parts.append(gallery([(partial(interval_picture, tests), title, name)]))
         header = ["system", "measure", "difference", "95 %", "significant", "wins", "ties", "losses", "t-test", "Holm"]
         header += ["randomization", "Holm", "over runs"]
         count = sum(not test.comparison.equal for test in comparison.tests)
@@ -136,23 +132,10 @@ def layer_section(files: ReportFiles) -> Html:
     for run in files.runs:
         for name, results in run.reports("probe").items():
             parts.append(tag("h3", f"{run.label}, {name}"))
-            if drawing_is_installed():
-                titles = {True: "Cosines", False: "Dot products"}
-                parts.append(
-                    gallery(
-                        [
-                            inline_figure(
-                                picture_svg(partial(layer_picture, results, normalize)),
-                                f"{title} of one layer on both sides",
-                                f"layers-{files.runs.index(run)}-{name}-{title.split()[0]}",
-                            )
-                            for normalize, title in titles.items()
-                        ]
-                    )
-                )
-            else:
-                parts.append(NO_PICTURES)
-            parts.append(_finding_table(results))
+            prefix, title = f"layers-{files.runs.index(run)}-{name}", "of one layer on both sides"
+            cosines = partial(layer_picture, results, True), f"Cosines {title}", f"{prefix}-Cosines"
+            products = partial(layer_picture, results, False), f"Dot products {title}", f"{prefix}-Dot"
+            parts += [gallery([cosines, products]), _finding_table(results)]
     if parts:
         return join_html(parts)
     return missing_note("No run was probed layer by layer; this is", "jaxret probe DATA --workdir=RUN --split=dev")
@@ -182,7 +165,7 @@ def _finding_table(results: dict[str, Any]) -> Html:
 
 def winner_section(files: ReportFiles) -> Html:
     """Return pictures and a table of how often each vector of a passage has the best score (`jaxret diversity`)."""
-    figures: list[str] = []
+    drawings: list[Drawing] = []
     sentences: list[str] = []
     rows: list[list[Cell]] = []
     for place, run in enumerate(files.runs):
@@ -204,19 +187,17 @@ def winner_section(files: ReportFiles) -> Html:
             if report["equal"]:
                 text = "the vectors of a passage are equal except for rounding, so none of them wins."
                 sentences.append(paragraph(f"{run.label}, {name}: {text}", "warning"))
-            elif drawing_is_installed():
-                shares = {vector: wins / report["pairs"] for vector, wins in report["wins"].items()}
-                svg = picture_svg(partial(vector_bars, {run.label: [shares]}, "share of pairs won"))
-                title = f"{run.label}, {name}: which vector of the relevant passage wins"
-                figures.append(inline_figure(svg, title, f"winners-{place}-{name}"))
             else:
-                sentences.append(NO_PICTURES)
+                shares = {vector: wins / report["pairs"] for vector, wins in report["wins"].items()}
+                draw = partial(vector_bars, {run.label: [shares]}, "share of pairs won")
+                title = f"{run.label}, {name}: which vector of the relevant passage wins"
+                drawings.append((draw, title, f"winners-{place}-{name}"))
     if one_vector_labels := [run.label for run in files.runs if run.config and not run.vector_names]:
         text = "a passage has one vector, which wins always, or one for each of its tokens or words."
         sentences.append(missing_note(f"{', '.join(one_vector_labels)}: {text}"))
     header = ["run", "data", "pairs", "1 − cos of two vectors", "perplexity of the winner"]
     table = [data_table("Diversity of the vectors of a passage", header, rows)] if rows else []
-    return join_html([gallery(figures), *table, *sentences])
+    return join_html([gallery(drawings), *table, *sentences])
 
 
 def cost_section(files: ReportFiles) -> Html:
@@ -260,8 +241,6 @@ def _cost_cells(run: RunFiles, name: str, measure: str, cost: dict[str, Any]) ->
 
 
 def _cost_pictures(set_results: ComparedSet, costs: dict[RunFiles, dict[str, Any]], name: str) -> Html:
-    if not drawing_is_installed():
-        return NO_PICTURES
     measure, sizes, times = set_results.measures[0], {}, {}
     for run, cost in costs.items():
         quality = run.evaluations[set_results.name].mean.get(measure)
@@ -271,12 +250,10 @@ def _cost_pictures(set_results: ComparedSet, costs: dict[RunFiles, dict[str, Any
             sizes[run.label] = cost["bytes_per_passage"], quality
         if "latency" in cost:
             times[run.label] = sum(cost["latency"][f"{phase}_ms"]["p50"] for phase in ("encode", "search")), quality
-    figures = []
-    for points, axis, title in (
-        (sizes, "bytes a passage", "Quality against storage"),
-        (times, "ms a query, encoding and search, median", "Quality against latency"),
-    ):
-        if points:
-            svg = picture_svg(partial(cost_picture, points, (axis, measure)))
-            figures.append(inline_figure(svg, title, f"{name}-{title.split()[-1]}"))
-    return gallery(figures)
+    latency = "ms a query, encoding and search, median"
+    storage_picture = partial(cost_picture, sizes, ("bytes a passage", measure))
+    latency_picture = partial(cost_picture, times, (latency, measure))
+    drawings: list[Drawing] = []
+    drawings += [(storage_picture, "Quality against storage", f"{name}-storage")] if sizes else []
+    drawings += [(latency_picture, "Quality against latency", f"{name}-latency")] if times else []
+    return gallery(drawings)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from jaxret.experiments.pictures.canvas import NO_MATPLOTLIB, drawing_is_installed, picture_svg
 from jaxret.experiments.pictures.run_pictures import metric_picture
 from jaxret.experiments.report.html import (
     Cell,
@@ -17,18 +16,16 @@ from jaxret.experiments.report.html import (
     bullets,
     collapsible,
     data_table,
-    gallery,
     join_html,
     missing_note,
     paragraph,
     tag,
     value_cell,
 )
-from jaxret.experiments.report.page import inline_figure
+from jaxret.experiments.report.page import Drawing, gallery
 from jaxret.experiments.report.run_files import ReportFiles, RunFiles
 from jaxret.runs.identity import VALIDATION, without_seeds
 
-NO_PICTURES = missing_note(f"Pictures are missing: {NO_MATPLOTLIB.partition(';')[0]}.", "pip install 'jaxret[plots]'")
 _TITLES = {
     "loss": "Training loss",
     "learning_rate": "Learning rate",
@@ -166,22 +163,14 @@ def _curve_ends(run: RunFiles, dev: list[str]) -> list[Cell]:
 
 def curves(files: ReportFiles, names: list[str]) -> Html:
     """Return a picture of each metric in `names` that at least one run has logged."""
-    if not drawing_is_installed():
-        return NO_PICTURES
-    figures = []
+    drawings: list[Drawing] = []
     names_in_logs = {name for run in files.runs for line in run.metrics for name in line}
     for name in names:
         if name in names_in_logs:
             title = _TITLES.get(name, f"Dev {name.removeprefix('validation/')}")
-            svg = picture_svg(partial(_draw_curve, files, name))
-            figures.append(inline_figure(svg, title, f"curve-{'-'.join(name.split('/')).replace('@', '-')}"))
-    return gallery(figures)
-
-
-def _draw_curve(files: ReportFiles, name: str) -> Any:
-    picture = metric_picture(files.drawn, name)
-    assert picture is not None  # `curves` draws only metrics that are logged
-    return picture
+            prefix = f"curve-{'-'.join(name.split('/')).replace('@', '-')}"
+            drawings.append((partial(metric_picture, files.drawn, name), title, prefix))
+    return gallery(drawings)
 
 
 def throughput_section(files: ReportFiles) -> Html:

@@ -25,27 +25,19 @@ _PATHS = ("data.train", "data.dev", "data.dev_negatives_run")
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A config key and the values that it takes."""
-
-    key: str
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
 class Grid:
     """The axes and seeds of a sweep. Without seeds, every point is one run with the seeds of the config."""
 
-    axes: tuple[Axis, ...]
+    axes: Mapping[str, tuple[Any, ...]]  # config key -> the values that it takes
     seeds: tuple[int, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(axis.key for axis in self.axes)
+        return tuple(self.axes)
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yield {key: value} of every point; the last key varies fastest."""
-        for values in itertools.product(*(axis.values for axis in self.axes)):
+        for values in itertools.product(*self.axes.values()):
             yield dict(zip(self.keys, values, strict=True))
 
     def label(self, point: Mapping[str, Any]) -> str:
@@ -73,13 +65,13 @@ def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, 
     """
     if not entries and not seeds:
         raise ValueError("--grid=KEY=VALUE,VALUE must be given, or several --seeds")
-    axes: list[Axis] = []
+    axes: dict[str, tuple[Any, ...]] = {}
     for entry in entries:
         key, equals, text = entry.partition("=")
         if not equals or not text:
             raise ValueError(f"--grid={entry} must be KEY=VALUE,VALUE, or KEY=(1,2);(3,4) for a key that is a list")
         require_keys(config, [key], "the config")
-        if key in (axis.key for axis in axes):
+        if key in axes:
             raise ValueError(f"--grid has {key} twice; write all its values in one")
         if key in fixed_keys:
             raise ValueError(f"{key} is set by --grid and by --config.{key}; remove one")
@@ -87,10 +79,10 @@ def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, 
             raise ValueError(f"{key} is set by --grid and by --seeds; remove one")
         if key not in (*SEEDS, *_PATHS) and not without_seeds({key: 0}):
             raise ValueError(f"{key} changes no result, so a sweep over it has one point")
-        axes.append(Axis(key, _read_values(entry, key, text, config)))
+        axes[key] = _read_values(entry, key, text, config)
     if clash := [key for key in SEEDS if key in fixed_keys and seeds]:
         raise ValueError(f"{clash[0]} is set by --seeds and by --config.{clash[0]}; remove one")
-    return Grid(tuple(axes), _read_seeds(seeds))
+    return Grid(axes, _read_seeds(seeds))
 
 
 def point_changes(point: Mapping[str, Any], seed: int | None) -> dict[str, Any]:

@@ -248,7 +248,7 @@ def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: 
     """Write the settings that all points share, or require that they equal sweep.json. Swept values and seeds are not
     among them, so a later command may add some."""
     path, keys = folder / "sweep.json", set(setup.grid.keys)
-    config = flatten(config_json(_base_config(setup)))
+    config = flatten(config_json(change_config(load_config(setup.config), setup.overrides, setup.config)))
     settings = {
         "config": {key: value for key, value in without_seeds(config).items() if key not in keys},
         "grid": sorted(keys),
@@ -259,10 +259,6 @@ def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: 
         leases.publish_once(path, settings)
     remedy = "Give another --workdir for a sweep with other settings."
     require_equal(read_json(path), settings, str(path), "this sweep", remedy)
-
-
-def _base_config(setup: SweepSetup) -> ConfigDict:
-    return change_config(load_config(setup.config), setup.overrides, setup.config)
 
 
 def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSetup) -> bool:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxret.export.stores.store_list import import_client
-from jaxret.export.stores.vector_store import Hits, StoreTarget, without_password
+from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore, without_password
 
 
-class LanceTable:
+class LanceTable(VectorStore):
     """A table in a folder or a bucket. A shard is one commit, so that a table never has a part of a shard."""
 
     def __init__(self, target: StoreTarget) -> None:
@@ -66,6 +66,3 @@ class LanceTable:
             # The distance is the sum of 1 - product over the query's vectors.
             results.append([(hit["id"], len(query) - hit["_distance"]) for hit in hits])
         return results
-
-    def close(self) -> None:
-        pass

@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.store_list import import_client
-from jaxret.export.stores.vector_store import Hits, StoreTarget, without_password
+from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore, without_password
 
 _MOST_BYTES = 65_535  # largest size of a text
 _MOST_VALUES = 4096  # largest number of values in a list
 _ROWS = 512  # rows of a request
 
 
-class MilvusCollection:
+class MilvusCollection(VectorStore):
     """A collection with the index FLAT and the metric IP. A row replaces the row of the same passage, so that a
     repeated upsert changes nothing."""
 
@@ -64,9 +64,6 @@ class MilvusCollection:
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="FLAT", metric_type="IP")
         self._client.create_collection(self._target.table, schema=schema, index_params=index)
-
-    def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
-        pass  # repeated rows replace earlier ones
 
     def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         for batch in batches:

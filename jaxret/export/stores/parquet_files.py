@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxret.export.stores.corpus_rows import vectors_of_batch
-from jaxret.export.stores.vector_store import Hits, StoreTarget
+from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore
 from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json
 
 _BLOCK_ROWS = 4096  # rows that are multiplied together
 
 
-class ParquetFiles:
+class ParquetFiles(VectorStore):
     """The files of an export. A batch is a row group."""
 
     def __init__(self, target: StoreTarget) -> None:
@@ -30,9 +30,6 @@ class ParquetFiles:
 
     def exists(self) -> bool:
         return any(self._files())
-
-    def create(self) -> None:
-        pass
 
     def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
         for entry in entries:
@@ -81,9 +78,6 @@ class ParquetFiles:
                     hits.sort(key=lambda hit: -hit[1])
                     del hits[k:]
         return best
-
-    def close(self) -> None:
-        pass
 
     def _files(self) -> list[Path]:
         return sorted(self._out.glob("part-*.parquet"))

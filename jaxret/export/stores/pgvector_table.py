@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.store_list import import_client
-from jaxret.export.stores.vector_store import Hits, StoreTarget
+from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore
 
 _TYPES = {"string": "text", "int64": "bigint", "double": "double precision", "bool": "boolean"}
 _MOST_NUMBERS = 16_000  # largest size of a vector
 
 
-class PgvectorTable:
+class PgvectorTable(VectorStore):
     """A table that is filled by binary COPY, with one transaction for each shard. If passages have several vectors, the
     column `number` has the index of the row's vector."""
 

@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.store_list import import_client
-from jaxret.export.stores.vector_store import Hits, StoreTarget, without_password
+from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore, without_password
 
 _POINTS = 256  # points of a request
 _SECONDS = 300  # time limit of a request
 _NAMESPACE = uuid.NAMESPACE_URL
 
 
-class QdrantCollection:
+class QdrantCollection(VectorStore):
     """A collection whose distance is the product. A point replaces the point of the same passage, so that a repeated
     upsert changes nothing. The payload has id, row, title, text and metadata."""
 
@@ -53,9 +53,6 @@ class QdrantCollection:
             multivector_config=several,
         )
         self._client.create_collection(self._target.table, vectors_config=vectors)
-
-    def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
-        pass  # repeated points replace earlier ones
 
     def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         for batch in batches:

@@ -58,12 +58,10 @@ class VectorStore(Protocol):
 
     def create(self) -> None:
         """Make the empty table, if it does not exist."""
-        ...
 
     def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
         """Remove rows from `rows` on, which a killed export left, unless repeated writes replace them. Raises
         ValueError if a finished shard, in `entries` of the journal, was changed."""
-        ...
 
     def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         """Write the rows of a shard. Return properties of the written shard for the journal, as JSON."""
@@ -77,7 +75,8 @@ class VectorStore(Protocol):
         """Return the k best passages of each query by exact search. A query is an array of vectors [U,D] float32."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection, if there is one."""
 
 
 def open_vector_store(kind: str, target: StoreTarget) -> VectorStore:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxret.configs import load_config
-from jaxret.experiments.sweeps.grid import Axis, read_grid, require_distinct_points
+from jaxret.experiments.sweeps.grid import read_grid, require_distinct_points
 from jaxret.runs.mismatch import flatten
 from jaxret.runs.run import config_json
 
@@ -26,9 +26,9 @@ from jaxret.runs.run import config_json
     ],
 )
 def test_values_have_the_types_of_the_config(entry: str, values: tuple[Any, ...]) -> None:
-    (axis,) = read_grid([entry], [], load_config("mlr"), ()).axes
-    assert axis == Axis(entry.partition("=")[0], values)
-    assert [type(value) for value in axis.values] == [type(value) for value in values]
+    axes = read_grid([entry], [], load_config("mlr"), ()).axes
+    assert axes == {entry.partition("=")[0]: values}
+    assert [type(value) for (axis,) in [axes.values()] for value in axis] == [type(value) for value in values]
 
 
 @pytest.mark.parametrize(

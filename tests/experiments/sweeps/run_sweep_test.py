@@ -64,7 +64,7 @@ def stages(suffix=""):
 def test_the_flag_match_holds_for_the_mining_of_stages(match: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "c.py").write_text(STAGES)
     request = EvaluationRequest(match=match)
-    (run,) = sweep_runs(SweepSetup(str(tmp_path / "c.py"), {}, Grid(()), request, stages=True), tmp_path / "sweep")
+    (run,) = sweep_runs(SweepSetup(str(tmp_path / "c.py"), {}, Grid({}), request, stages=True), tmp_path / "sweep")
     assert run.stage.mining
     assert run.stage.mining.match == expected
 
