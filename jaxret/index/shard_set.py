@@ -92,11 +92,7 @@ class ShardSet:
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         """Return the passage ids of n global rows. One file of ids at a time is read, and only these ids are kept."""
-        rows = np.asarray(indices, np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
-            outside = rows[(rows < 0) | (rows >= self.total_rows)][0]
-            raise IndexError(f"{self.folder}: row {outside} is outside 0 to {self.total_rows - 1}")
-        unique, inverse = np.unique(rows, return_inverse=True)
+        unique, inverse = np.unique(np.asarray(indices, np.int64), return_inverse=True)
         unique_ids: list[str] = []
         for shard, part in self._by_shard(unique):
             self._require_unchanged(shard)

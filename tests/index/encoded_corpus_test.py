@@ -98,6 +98,13 @@ def test_control_deleted_passages_would_be_retrieved(tmp_path: Path) -> None:
     assert (result.scores < whole.scores).any()
 
 
+@pytest.mark.parametrize("row", [-1, TOTAL])
+def test_a_row_outside_is_an_error(row: int, tmp_path: Path) -> None:
+    corpus = open_encoded(written(tmp_path, vectors("fixed", 1)[1], []))
+    with pytest.raises(IndexError, match=f"row {row} is outside 0 to {TOTAL - 1}"):
+        corpus.ids([0, row])
+
+
 def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path) -> None:
     """A descriptor each; MS MARCO has more than many systems allow."""
     writer = ShardWriter(tmp_path, 100, 1, {"corpus": {"sha256": "0" * 64, "passages": 100}})

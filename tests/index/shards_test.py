@@ -95,13 +95,6 @@ def test_files_are_named_as_documented(tmp_path: Path) -> None:
     assert set(contents(finished(tmp_path))) == kinds | {"manifest.json"}
 
 
-@pytest.mark.parametrize("row", [-1, ROWS])
-def test_a_row_outside_is_an_error(row: int, tmp_path: Path) -> None:
-    shards = open_shards(finished(tmp_path))
-    with pytest.raises(IndexError, match=f"row {row} is outside 0 to 24"):
-        shards.ids([0, row])
-
-
 @pytest.mark.parametrize("steps", range(9))
 def test_killed_between_any_two_files_and_resumed_gives_the_same_bytes(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -76,7 +76,7 @@ class VectorStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Release the connection, if there is one."""
 
 
 def open_vector_store(kind: str, target: StoreTarget) -> VectorStore:
