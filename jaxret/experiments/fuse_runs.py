@@ -15,7 +15,7 @@ from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.records import Judgement, Query, Rankings
-from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text
+from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.evaluation.self_matches import without_self_matches
@@ -53,17 +53,12 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     _report_missing(job.runs, runs)
     weights, tuning_record = _choose_weights(job, tune_judgements)
     rankings = fuse(runs, job.method, weights, job.k)
-    write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
-    print(f"run: {job.out} ({len(rankings):,} queries, {job.method}, weights {', '.join(f'{w:g}' for w in weights)})")
-    if not job.qrels or not evaluation_queries:
-        emit_evaluation(job.out, "", None)
-        return None
     names = [Path(run).stem for run in job.runs]
     if len(set(names)) < len(names):  # files of one name in several folders
         names = list(job.runs)
     files = {shown_message(str(run)): sha256_file(file) for run in sources for file in run.files}
     provenance = {"runs": files, "weights": list(weights), **tuning_record}
-    return _write_evaluation(job, dict(zip(names, runs, strict=True)), rankings, provenance, evaluation_queries)
+    return _write_fusion(job, dict(zip(names, runs, strict=True)), rankings, provenance, evaluation_queries)
 
 
 def _fuse_systems(job: FuseJob) -> Evaluation | None:
@@ -91,21 +86,13 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         weights, tuning_record = _tuned_on_queries(job, systems, tune_queries)
         fusion = ExactFusion(job.method, weights)
     rankings = fusion(systems, evaluation_queries.queries, job.k)
-    write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
-    print(
-        f"run: {job.out} ({len(rankings):,} queries, exact fusion of {len(systems)} systems, {job.method}, weights "
-        f"{', '.join(f'{weight:g}' for weight in weights)})"
-    )
-    if not job.qrels:
-        emit_evaluation(job.out, "", None)
-        return None
     provenance = {
         "systems": {shown_message(str(part.folder)): part.digest for part in parts},
         "corpus": parts[0].corpus_identity,
         "exact": True,
     }
     provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}
-    return _write_evaluation(job, {}, rankings, provenance, evaluation_queries)
+    return _write_fusion(job, {}, rankings, provenance, evaluation_queries)
 
 
 def _tuned_on_queries(
@@ -214,22 +201,30 @@ def _choose_weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tupl
     return weights, {"tuned_on": {"runs": digests, "measure": measure, "value": round(value, 4)}}
 
 
-def _write_evaluation(
+def _write_fusion(
     job: FuseJob,
     parts: Mapping[str, Rankings],
     rankings: Rankings,
     provenance: Mapping[str, Any],
-    queries: EvaluationQueries,
-) -> Evaluation:
-    """Print, write and return the evaluation of fused rankings.
+    queries: EvaluationQueries | None,
+) -> Evaluation | None:
+    """Write fused rankings and, with judgements, their evaluation, which is printed and returned.
 
     Args:
         job: measures and output.
         parts: name -> rankings that were fused; their evaluations are printed, too.
         rankings: the fused rankings.
         provenance: provenance of the fused rankings.
-        queries: queries and judgements.
+        queries: queries and judgements; None for no evaluation.
     """
+    write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
+    kind = f"exact fusion of {len(job.runs)} systems, " * ("exact" in provenance) + job.method
+    weights = ", ".join(f"{weight:g}" for weight in provenance["weights"])
+    print(f"run: {job.out} ({len(rankings):,} queries, {kind}, weights {weights})")
+    files = job.out, evaluation_path(job.out)
+    if not job.qrels or not queries:
+        write_measures(files, None, None, {}, {})
+        return None
     measures = [parse_measure(measure).name for measure in job.measures]
     result = evaluate(rankings, queries.judgements, measures)
     systems = {name: evaluate(run, queries.judgements, measures) for name, run in parts.items()}
@@ -238,5 +233,5 @@ def _write_evaluation(
     dataset = {"name": queries.source.dataset, "split": job.split, **queries.digests()}
     dataset["self_matches"] = "removed" if job.removes_self_matches else "kept"
     provenance = {"fused": {"method": job.method, "k": job.k, **provenance}, "dataset": dataset}
-    write_measures((job.out, evaluation_path(job.out)), result, None, provenance, {})
+    write_measures(files, result, None, provenance, {})
     return result
