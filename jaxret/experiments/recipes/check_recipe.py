@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats import source_path
+from jaxret.data.formats import TrainingSource, source_path
 from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.libraries.named import is_named
@@ -20,7 +20,7 @@ from jaxret.experiments.evaluate_search import require_answers
 from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
 from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
-from jaxret.experiments.recipes.stages import Stage
+from jaxret.experiments.recipes.stages import TRAINING_DATA, Stage
 from jaxret.experiments.teachers import check_teacher, require_passages
 from jaxret.index.encode import corpus_name
 from jaxret.mining.mining_job import require_meaning
@@ -175,25 +175,30 @@ def _check_files(stage: Stage) -> None:
 def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: EvaluationSetup) -> None:
     """Raise an error if a teacher cannot score a stage's data. A retriever scores passages by their ids in the corpus
     that it encoded, so the data must have the same texts as this corpus."""
-    corpus, layout = evaluation.corpus, DataSource.open(stage.config.data.train).layout
-    own_corpus: Corpus | None = None  # None if the training records contain texts
+    corpus, policy = evaluation.corpus, Policy(on_error_of(stage.config.data))
+    for texts in _scored_texts(stage, corpus):
+        if stage.teacher not in stages:
+            check_teacher(stage.teacher, corpus_name(corpus), texts, policy)
+        elif stages[stage.teacher].is_reranker:
+            return
+        elif isinstance(texts, TrainingSource):
+            require_passages(f"the teacher {stage.teacher!r}", texts, [corpus], policy)
+        elif texts.file.path != corpus.file.path:
+            corpus_digest, own_digest = {"sha256": corpus.scan().sha256}, {"sha256": texts.scan().sha256}
+            remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
+            require_equal(corpus_digest, own_digest, f"--corpus={corpus}", f"the corpus of {texts}", remedy)
+
+
+def _scored_texts(stage: Stage, corpus: Corpus) -> list[Corpus | TrainingSource]:
+    """Return what has the passages that a stage's teacher scores: a corpus, or training records with texts. Mined
+    passages are of `corpus`."""
     if stage.mining:
-        own_corpus = corpus
-    elif layout.is_folder and layout.find_passages():
-        own_corpus = training_corpus(stage.config)
-    elif not (data := training_data(stage.config)).has_texts:
-        own_corpus = data.corpus
-    policy = Policy(on_error_of(stage.config.data))
-    if stage.teacher not in stages:
-        check_teacher(stage.teacher, corpus_name(corpus), own_corpus or training_data(stage.config), policy)
-    elif stages[stage.teacher].is_reranker:
-        return
-    elif not own_corpus:
-        require_passages(f"the teacher {stage.teacher!r}", training_data(stage.config), [corpus], policy)
-    elif own_corpus.file.path != corpus.file.path:
-        corpus_digest, own_digest = {"sha256": corpus.scan().sha256}, {"sha256": own_corpus.scan().sha256}
-        remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
-        require_equal(corpus_digest, own_digest, f"--corpus={corpus}", f"the corpus of {own_corpus}", remedy)
+        return [corpus, *([training_data(stage.config)] if TRAINING_DATA in stage.concat else [])]
+    layout = DataSource.open(stage.config.data.train).layout
+    if layout.is_folder and layout.find_passages():
+        return [training_corpus(stage.config)]
+    data = training_data(stage.config)
+    return [data if data.has_texts else data.corpus]
 
 
 def _check_in_batch_teacher(

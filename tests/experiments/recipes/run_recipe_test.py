@@ -398,6 +398,11 @@ CROSS = {"name": "cross", "base": "cross_encoder", "mine": {"pools": ["bm25"]}}
             {"name": "b", "teacher": "a", "config": {"loss.kl.weight": 1.0, "data.train": "absent.jsonl"}},
             "stage 'b': the teacher 'a' cannot score passage 'x', one of 1",
         ),
+        (
+            {"name": "b", "teacher": "a", "mine": {"pools": ["bm25"], "concat": ["data"]}}
+            | {"config": {"loss.kl.weight": 1.0, "data.train": "turned.jsonl"}},
+            "stage 'b': the teacher 'a' scores by ids, but 3 of 3 passages .*'p0'",
+        ),
         ({"name": "b", "config": {"data.dev": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
         ({"name": "b", "config": {"data.negatives_run": "gone.trec"}}, "stage 'b': gone.trec"),
         ({"name": "b", "config": {"data.pseudo_queries": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
