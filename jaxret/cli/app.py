@@ -428,14 +428,12 @@ def _wrong_value(message: str) -> str:
 
 
 def _verb_flags(module: ModuleType) -> list[flags.FlagHolder]:
-    """Return the flags that a module defines, in its order."""
-    holders: list[flags.FlagHolder] = []
+    """Return the flags that a module defines, in its order, each at its first place."""
+    holders: dict[str, flags.FlagHolder] = {}
     for value in vars(module).values():
-        if isinstance(value, OptionFlags):
-            holders += value.holders.values()
-        elif isinstance(value, flags.FlagHolder):
-            holders.append(value)
-    return holders
+        parts = value.holders.values() if isinstance(value, OptionFlags) else [value]
+        holders |= {part.name: part for part in parts if isinstance(part, flags.FlagHolder)}
+    return list(holders.values())
 
 
 def _arguments(module: ModuleType) -> dict[str, str]:

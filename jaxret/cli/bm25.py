@@ -6,8 +6,6 @@ The index is built once and stored in the workdir. Results are the same files as
 rerank, fuse and mine.
 """
 
-from dataclasses import replace
-
 from jaxret.cli.flags import OptionFlags, define_flag
 from jaxret.configs import shared_options
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -23,7 +21,7 @@ _SPLIT = define_flag(shared_options.split("test"))
 _K = define_flag(shared_options.k())
 _MEASURES = define_flag(shared_options.measures())
 _SETTINGS = OptionFlags(BM25Settings)
-_EVALUATION = OptionFlags(EvaluationOptions)
+_EVALUATION = OptionFlags(EvaluationOptions, k=_K, measures=_MEASURES)
 
 
 def main() -> None:
@@ -33,8 +31,6 @@ def main() -> None:
 
     if not _QUERIES.value:
         raise ValueError("give --queries (a folder or file with queries)")
-    measures = tuple(_MEASURES.value) if _MEASURES.value else None
-    evaluation = replace(_EVALUATION(), k=_K.value, measures=measures)
     corpus = Corpus.open(_CORPUS.value)
     source = EvaluationSource.open(_QUERIES.value, _QRELS.value, _SPLIT.value)
-    search_bm25(_WORKDIR.value, corpus, source, _SETTINGS(), evaluation)
+    search_bm25(_WORKDIR.value, corpus, source, _SETTINGS(), _EVALUATION())
