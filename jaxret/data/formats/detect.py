@@ -159,7 +159,8 @@ def choose_format(path: Path, sample: FileSample, format_name: str, role: str) -
         return DataFile(path, match, sample.container, role, contents, unread_keys)
 
     if len(formats) == 1:  # the format is forced: its reader reports errors
-        return _require_role(as_format(formats[0], f"as {format_name}: says"))
+        roles = formats[0].column_roles(sample)
+        return _require_role(as_format(formats[0], f"as {format_name}: says{f', {roles}' * bool(roles)}"))
     if sample.container == "empty":
         return as_format(_EMPTY)
     usual, is_mixed = _usual_format(path, role), sample.counts.count(sample.columns) < _AGREEMENT * len(sample.counts)
@@ -235,7 +236,16 @@ def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format],
         remedy = f"the nearest is {nearest.title}: {nearest.description}; rename the keys to these"
     else:
         remedy = f"the nearest is {nearest.title}: {nearest.description} ({nearest.name}:PATH forces it)"
+    tuples = FORMATS_BY_NAME["st.tuples"]
+    if tuples in formats and _has_several_texts(sample):
+        remedy += f"; {tuples.name}:PATH reads texts in the order of their keys: query, positive, negatives"
     return location.error("unknown format", problem, remedy)
+
+
+def _has_several_texts(sample: FileSample) -> bool:
+    """Return whether the first record has two values of several words, as a query with a passage."""
+    values = sample.records[0].values() if sample.records else ()
+    return sum(isinstance(value, str) and len(value.split()) > 1 for value in values) > 1
 
 
 _NONE_NEAR = "no format is near; docs/data.md lists all formats, and FORMAT:PATH forces one"

@@ -49,6 +49,8 @@ class Format:
     without_scores: bool = False  # Whether its rankings have no scores; the scores of lines are then 1 / rank
     # Whether a query's id is the number of its row or record, which means nothing in another file
     without_query_ids: bool = False
+    # A sample -> which columns its reader takes for what, if their names do not say it
+    column_roles: Callable[[FileSample], str] = lambda sample: ""
     # Role -> title, where the title depends on the role
     titles: Mapping[str, str] = field(default_factory=dict)
     passages: Callable[[DataFile, Policy, Digest | None], Iterator[tuple[Location, Passage]]] | None = None

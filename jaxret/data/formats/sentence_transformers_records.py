@@ -161,6 +161,15 @@ def read_pair_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
 # What files look like
 
 
+def _column_roles(sample: FileSample) -> str:
+    """Return which columns of the first record are read as what, if the order decides."""
+    columns = text_columns(sample.records[0]) if sample.records else []
+    if _known(columns) or len(columns) < 2:
+        return ""
+    query, positive, *negatives = map(repr, columns)
+    return f"query {query}, positive {positive}" + f", negatives {', '.join(negatives)}" * bool(negatives)
+
+
 def _is_scored(sample: FileSample) -> bool:
     """Return whether records have two texts and a number that is not always 0 or 1."""
     if not _is_tuples(sample) or len(text_columns(sample.records[0])) != 2:
@@ -199,6 +208,7 @@ FORMATS = (
         keys=("anchor", "positive", "negative", *LABELS),
         any_key=True,
         without_query_ids=True,
+        column_roles=_column_roles,
         examples=lambda file, policy: group_by_query(_read_text_rows(file, policy), policy),
     ),
 )

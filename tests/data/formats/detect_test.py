@@ -346,6 +346,18 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
         read_examples(path)
     (forced,) = read_examples(f"st.tuples:{path}")  # by the order of the columns
     assert (forced.query.text, forced.positives[0].text) == ("a", "b")
+    said = "sentence-transformers tuples, as st.tuples: says"
+    assert str(detect(f"st.tuples:{path}")) == f"{said}, query 'premise_text', positive 'other'"
+    path.write_text(records({"bad": "a b", "good": "c d", "ask": "e f"}))
+    with pytest.raises(DataError, match=r"st\.tuples:PATH .*: query, positive, negatives$"):
+        detect(path)
+    assert str(detect(f"st.tuples:{path}")).endswith(", query 'bad', positive 'good', negatives 'ask'")
+    path.write_text(records({"negative": "a b", "positive": "c d", "query": "e f"}))
+    assert str(detect(f"st.tuples:{path}")) == said
+    path.write_text(records({"id": "a", "body": "c d"}))
+    with pytest.raises(DataError, match=r"rename the keys to these$"):
+        detect(path)
+    path.write_text(records({"premise_text": "a", "other": "b"}))
     assert parse_source(f"st.tuples:{path}") == ("st.tuples", path)
     assert parse_source(f"{path}:b") == ("", Path(f"{path}:b"))
     with pytest.raises(ValueError, match="format 'stt'"):
