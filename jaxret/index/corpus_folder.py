@@ -38,5 +38,6 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
             f"{workdir.embeddings(name)} is not finished; wait for the job that encodes it, or encode again"
         )
     if not matches:
-        raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(names)}")
+        remedy = f"; jaxret encode --workdir={workdir} --corpus={name} first" if os.path.exists(name) else ""
+        raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(names)}{remedy}")
     return workdir.embeddings(matches[0])

@@ -61,7 +61,7 @@ class FilterSearchers:
         except CORPUS_ERRORS:
             raise
         except ValueError:
-            raise RefusalError(422, "no passage has one of the values of filter") from None
+            raise RefusalError(422, "no passage has one of the values of filter; GET /fields lists values") from None
         if not len(rows):
             raise RefusalError(422, "no passage matches the filter")
         try:

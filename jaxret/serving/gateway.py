@@ -141,8 +141,9 @@ class Gateway:
         data = await self._body(request)
         try:
             return json.loads(data)
-        except (ValueError, RecursionError):
-            raise RefusalError(400, "the body is not JSON") from None
+        except (ValueError, RecursionError) as error:
+            place = f": {error}" if isinstance(error, json.JSONDecodeError) else ""
+            raise RefusalError(400, f"the body is not JSON{place}") from None
 
     async def _body(self, request: Request) -> bytes:
         """Read a body within the limits of size and time."""
