@@ -324,6 +324,11 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
         FileNotFoundError,
         "has no corpus 'other'; it has data",
     ),
+    "a corpus that is not encoded": (
+        lambda r, i, p: jaxret.Index.open(r, p),
+        FileNotFoundError,
+        "first",
+    ),
     "a precision": (
         lambda r, i, p: jaxret.Index.open(r, options=jaxret.SearchOptions(backend="faiss-cpu", precision="int8")),
         ValueError,

@@ -261,7 +261,7 @@ def test_info_and_metrics(server: Running) -> None:
         ("/v1/embeddings", {"input": ["x"] * 1025}, 413, "input has 1025 texts; a request may have 1024"),
         ("/v1/embeddings", {"input": "x", "model": "cross"}, 424, "cross is not a retriever"),
         ("/v1/embeddings", [1], 422, "the body must be a JSON object"),
-        ("/v1/embeddings", b"{", 400, "the body is not JSON: Expecting property name enclosed in double quotes: line 1 column 2"),
+        ("/v1/embeddings", b"{", 400, "double quotes: line 1 column 2"),
         ("/v1/embeddings", b"[" * 100_000, 400, "the body is not JSON"),
         ("/v1/embeddings", b'{"input": "\\ud800"}', 422, "half of a surrogate pair at character 1"),
         ("/search", b'{"queries": "x", "filter": {"\\ud800": 1}}', 422, "filter.'\\ud800' is 1; it must be a text"),
