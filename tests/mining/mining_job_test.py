@@ -22,9 +22,10 @@ from jaxret.data.formats import (
     read_judgements,
     read_queries,
     read_run,
+    write_dpr_examples,
+    write_dpr_queries,
     write_run,
 )
-from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_retrieval_results
 from jaxret.data.formats.example_writers import make_tevatron_record, write_tevatron_examples
 from jaxret.data.records import Example, Passage, Query

@@ -8,7 +8,6 @@ Every reader takes a `Policy`. The default policy raises a `DataError` with file
 """
 
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats.beir import write_beir
 from jaxret.data.formats.corpus import (
     ChangedCorpusError,
     Corpus,
@@ -25,12 +24,13 @@ from jaxret.data.formats.detect import (
     source_name,
     source_path,
 )
-from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_retrieval_results
+from jaxret.data.formats.example_writers import write_dpr_examples
 from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.formats.readers import open_role, read_examples, read_judgements, read_queries, read_run
 from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource, read_judged_queries
 from jaxret.data.formats.trec import write_run
+from jaxret.data.formats.writers import write_beir, write_dpr_corpus, write_dpr_queries
 from jaxret.data.libraries.named import is_named
 from jaxret.data.libraries.open_sets import list_files
 

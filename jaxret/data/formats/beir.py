@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.format import DataFile, record_format
+from jaxret.data.formats.format import DataFile, Format, record_format
 from jaxret.data.formats.texts import passage_reader, query_reader, record_id, require_new_id
 from jaxret.data.formats.trec import RunLine, known_passages, reject_contradictions, reject_unknown_ids
-from jaxret.data.lines import PathLike, find_file, read_json_lines, write_text
+from jaxret.data.lines import find_file, read_json_lines
 from jaxret.data.record_checks import (
-    check_passage,
-    check_query,
     require_grade,
     require_id,
     require_key,
@@ -60,10 +57,17 @@ def _answers(path: Path, policy: Policy, by_id: Mapping[str, Query]) -> Iterator
     return (entry for _, entry in policy.parse_records(read_json_lines(path, policy), parse))
 
 
-def judgement_reader(
-    query: str, passage: str, score: str
-) -> Callable[[DataFile, Policy], Iterator[tuple[Location, Judgement]]]:
-    """Return a reader of judgements with these keys. A score may be 1, 1.0, true or false, in CSV as a string."""
+def judgement_format(name: str, title: str, query: str, passage: str, score: str) -> Format:
+    """Return a format of judgements with the keys of query id, passage id and score. A score may be 1, 1.0, true or
+    false, in CSV as a string.
+
+    Args:
+        name: name in NAME:PATH, which forces the format.
+        title: usual name, for messages.
+        query: key of the query's id.
+        passage: key of the passage's id.
+        score: key of the score.
+    """
 
     def parse(record: Record, location: Location) -> Judgement:
         grade = _grade(record.get(score), location)
@@ -71,7 +75,10 @@ def judgement_reader(
         require_id(query_id, "query id", location)
         return Judgement(query_id, require_id(passage_id, "passage id", location), grade)
 
-    return lambda file, policy: reject_contradictions(policy.parse_records(read_records(file, policy), parse), policy)
+    def read(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
+        return reject_contradictions(policy.parse_records(read_records(file, policy), parse), policy)
+
+    return record_format(name, title, (query, passage, score), judgements=read)
 
 
 def _grade(value: Any, location: Location) -> int:
@@ -138,53 +145,6 @@ def _retrieved(
             yield passage
 
 
-def write_beir(
-    folder: PathLike,
-    passages: Iterable[Passage],
-    queries: Iterable[Query],
-    judgements: Mapping[str, Iterable[Judgement]],
-) -> None:
-    """Write a BEIR folder. A record that a reader would reject is an error; duplicate ids are not detected.
-
-    Readers return the same records, except that they replace U+2019 in queries by an apostrophe.
-
-    Args:
-        folder: folder to write, which is made if it does not exist.
-        passages: passages for corpus.jsonl.
-        queries: queries for queries.jsonl; their answers, if any, go to answers.jsonl.
-        judgements: split -> its judgements.
-    """
-    folder = Path(folder)
-    with write_text(folder / "corpus.jsonl") as file:
-        for number, passage in enumerate(passages, 1):
-            check_passage(passage, Location(folder / "corpus.jsonl", number))
-            _write_object(file, {"_id": passage.id, "title": passage.title, "text": passage.text})
-    queries = list(queries)
-    with write_text(folder / "queries.jsonl") as file:
-        for number, query in enumerate(queries, 1):
-            check_query(query, Location(folder / "queries.jsonl", number))
-            instruction = {"instruction": query.instruction} if query.instruction else {}
-            _write_object(file, {"_id": query.id, "text": query.text, **instruction})
-    # An answers.jsonl of older queries must not stay, so it is replaced even by an empty one.
-    if any(query.answers for query in queries) or (folder / "answers.jsonl").exists():
-        with write_text(folder / "answers.jsonl") as file:
-            for query in queries:
-                if query.answers:
-                    _write_object(file, {"_id": query.id, "answers": list(query.answers)})
-    for split, lines in judgements.items():
-        path = folder / "qrels" / f"{split}.tsv"
-        with write_text(path) as file:
-            file.write(f"{QRELS_HEADER}\n")
-            for number, judgement in enumerate(lines, 2):  # line 1 is the header
-                require_id(judgement.query_id, "query id", Location(path, number))
-                require_id(judgement.passage_id, "passage id", Location(path, number))
-                file.write(f"{judgement.query_id}\t{judgement.passage_id}\t{judgement.relevance}\n")
-
-
-def _write_object(file: Any, record: Mapping[str, Any]) -> None:
-    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
 FORMATS = (
     record_format(
         "beir.texts",
@@ -195,10 +155,5 @@ FORMATS = (
         passages=read_beir_passages,
         queries=read_beir_queries,
     ),
-    record_format(
-        "beir.qrels",
-        "qrels of the Hugging Face hub",
-        QRELS_KEYS,
-        judgements=judgement_reader(*QRELS_KEYS),
-    ),
+    judgement_format("beir.qrels", "qrels of the Hugging Face hub", *QRELS_KEYS),
 )

@@ -139,13 +139,13 @@ class _Builder:
             else {WHOLE_SPLIT: data.queries(None)}
         )
         self._write_table(
-            "queries", _QUERIES, {split: map(_query, records_of) for split, records_of in queries.items() if records_of}
+            "queries", _QUERIES, {split: map(_query, records_of) for split, records_of in queries.items()}
         )
         judgements_by_split = {split: data.judgements(split) for split in data.splits}
         self._write_table(
             "judgements",
             _JUDGEMENTS,
-            {split: map(_judgement, records_of) for split, records_of in judgements_by_split.items() if records_of},
+            {split: map(_judgement, records_of) for split, records_of in judgements_by_split.items()},
         )
         scores = (
             s for records_of in examples.values() for e in records_of for s in (*e.positive_scores, *e.negative_scores)
@@ -157,7 +157,6 @@ class _Builder:
         records = {
             split: (_record(example, rows, every_positive) for example in records_of)
             for split, records_of in examples.items()
-            if records_of
         }
         self._write_table("examples", FEATURES, records)
         return self.conversion, self.tables[::-1]

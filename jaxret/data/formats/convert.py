@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats.beir import write_beir
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.formats.detect import FORMATS_BY_NAME
@@ -18,7 +17,7 @@ from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.formats.readers import open_role
 from jaxret.data.formats.sources import TrainingSource
-from jaxret.data.formats.writers import WRITERS, Losses
+from jaxret.data.formats.writers import WRITERS, Losses, write_beir
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Query
 from jaxret.storage.transaction import new_folder

@@ -7,10 +7,10 @@ field is doubled.
 from __future__ import annotations
 
 import ast
-import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from jaxret.data.errors import DataError, Location, Policy, Value
@@ -19,7 +19,7 @@ from jaxret.data.formats.file_sample import FileSample, is_number, is_text
 from jaxret.data.formats.format import DataFile, Format, content_id, first_present_key, id_from_location, record_format
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
 from jaxret.data.formats.tables import csv_rows, is_header, require_columns
-from jaxret.data.lines import Digest, PathLike, write_text
+from jaxret.data.lines import Digest
 from jaxret.data.record_checks import (
     check_passage,
     check_query,
@@ -34,6 +34,7 @@ CORPUS_COLUMNS = ["id", "text", "title"]
 QUESTION, ANSWERS = "question", "answers"
 POSITIVES, HARD_NEGATIVES, NEGATIVES = "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"
 PASSAGE_IDS = ("passage_id", "psg_id")  # older files have the second key
+_RELATION = re.compile(r"(P\d+)\.")  # of EntityQuestions, which have a file for each of 24 relations (P17.test.json)
 
 
 # Tables
@@ -127,6 +128,13 @@ def read_question_queries(file: DataFile, policy: Policy) -> list[Query]:
     return [query for _, query in read_question_records(file, policy, lambda record, location, query: query)]
 
 
+def read_relation_queries(file: DataFile, policy: Policy) -> list[Query]:
+    """Return the questions of a file. An id has the file's relation and the record's number from 0: "P17-0"."""
+    relation = _RELATION.match(file.path.name)
+    queries = read_question_queries(file, policy)
+    return [replace(query, id=f"{relation[1]}-{query.id}") for query in queries] if relation else queries
+
+
 def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
     """Yield one example for each record: positive_ctxs, and hard_negative_ctxs or, if these are empty, negative_ctxs.
 
@@ -136,8 +144,8 @@ def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location
     pool = SharedPassages(policy)
 
     def contexts(record: Record, key: str, location: Location) -> ScoredPassages:
-        values = require_key(record, key, list, location) if key in record else []
-        return pool.parse_all(values, key, location, lambda value, location: parse_dpr_passage(value, location, policy))
+        values = ((value, None) for value in (require_key(record, key, list, location) if key in record else []))
+        return pool.parse_scored(values, key, location, lambda value, place: parse_dpr_passage(value, place, policy))
 
     def parse(record: Record, location: Location, query: Query) -> Example:
         require_key(record, POSITIVES, list, location)
@@ -150,56 +158,7 @@ def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location
     return read_question_records(file, policy, parse)
 
 
-# Writing
-
-
-def _quoted(text: str) -> str:
-    # Before Python 3.13 the csv module writes "\r" without quotes, and cannot read this file.
-    return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in '"\t\r\n') else text
-
-
-def write_dpr_corpus(path: PathLike, passages: Iterable[Passage]) -> None:
-    """Write psgs.tsv[.gz]. Readers return the same texts, except that DPR's readers drop double quotes at their
-    ends."""
-    path = Path(path)
-    with write_text(path) as file:
-        file.write("\t".join(CORPUS_COLUMNS) + "\n")
-        for number, passage in enumerate(passages, 1):
-            check_passage(passage, Location(path, f"passage {number}"))
-            file.write(f"{_quoted(passage.id)}\t{_quoted(passage.text)}\t{_quoted(passage.title)}\n")
-
-
-def write_dpr_queries(path: PathLike, queries: Iterable[Query]) -> None:
-    """Write *.qa.csv[.gz]. The format has no ids: readers give the queries the ids "0", "1", ..."""
-    path = Path(path)
-    with write_text(path) as file:
-        for number, query in enumerate(queries):
-            check_query(query, Location(path, f"query {number}"))
-            file.write(f"{_quoted(query.text)}\t{_quoted(repr(list(query.answers)))}\n")
-
-
-def write_dpr_examples(path: PathLike, examples: Iterable[Example]) -> None:
-    """Write biencoder JSON[.gz], a record on each line. The format has no query ids: readers give the queries the ids
-    "0", "1", ..."""
-    path = Path(path)
-    with write_text(path) as file:
-        file.write("[")
-        for number, example in enumerate(examples):
-            location = Location(path, f"record {number}")
-            record = {
-                QUESTION: check_query(example.query, location).text,
-                ANSWERS: list(example.query.answers),
-                POSITIVES: [_context_record(passage, location) for passage in example.positives],
-                NEGATIVES: [],
-                HARD_NEGATIVES: [_context_record(passage, location) for passage in example.negatives],
-            }
-            file.write(("," if number else "") + "\n" + json.dumps(record, ensure_ascii=False))
-        file.write("\n]\n")
-
-
-def _context_record(passage: Passage, location: Location) -> dict[str, str]:
-    check_passage(passage, location)
-    return {"title": passage.title, "text": passage.text, PASSAGE_IDS[0]: passage.id}
+# What files look like
 
 
 def _is_table_of_questions(sample: FileSample) -> bool:
@@ -256,5 +215,12 @@ FORMATS = (
         matches=_is_corpus,
         columns=(3,),
         passages=read_dpr_passages,
+    ),
+    record_format(
+        "entity.questions",
+        "EntityQuestions",
+        (QUESTION, ANSWERS),
+        queries=read_relation_queries,
+        without_query_ids=True,
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,7 +10,8 @@ from jaxret.data.formats.dpr import ANSWERS, QUESTION, parse_dpr_passage, read_q
 from jaxret.data.formats.format import DataFile, Format, digest_file, first_present_key, has_keys
 from jaxret.data.formats.shared_passages import SharedPassages
 from jaxret.data.formats.trec import RunLine
-from jaxret.data.lines import Digest, PathLike, write_text
+from jaxret.data.formats.writing import write_json_array
+from jaxret.data.lines import Digest, PathLike
 from jaxret.data.record_checks import finite_number, require_key, require_object, shorten
 from jaxret.data.records import Passage, Query, Record
 
@@ -82,8 +82,9 @@ def write_retrieval_results(
     strings) and whether the text has an answer. The format has no query ids: readers give the queries the ids "0", "1",
     ...
     """
-    with write_text(path) as file:
-        for number, (query, passages) in enumerate(results):
+
+    def records() -> Iterator[Record]:
+        for query, passages in results:
             contexts = [
                 {
                     _PASSAGE_IDS[0]: passage.id,
@@ -94,9 +95,9 @@ def write_retrieval_results(
                 }
                 for passage, score, has_answer in passages
             ]
-            record = {QUESTION: query.text, ANSWERS: list(query.answers), CONTEXTS[0]: contexts}
-            file.write(f"{',' if number else '['}\n{json.dumps(record, ensure_ascii=False)}")
-        file.write("\n]\n")
+            yield {QUESTION: query.text, ANSWERS: list(query.answers), CONTEXTS[0]: contexts}
+
+    write_json_array(path, records())
 
 
 FORMATS = (

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.formats import flag_embedding, msmarco, tevatron
-from jaxret.data.formats.dpr import write_dpr_examples
+from jaxret.data.errors import Location
+from jaxret.data.formats import dpr, flag_embedding, msmarco, tevatron
 from jaxret.data.formats.format import content_id
-from jaxret.data.formats.writing import Losses, joined_text, write_records, write_tab_rows
+from jaxret.data.formats.writing import Losses, joined_text, write_json_array, write_records, write_tab_rows
+from jaxret.data.lines import PathLike
+from jaxret.data.record_checks import check_passage, check_query
 from jaxret.data.records import Example, Passage, Query
 
 
@@ -35,9 +38,52 @@ def count_losses(examples: Iterable[Example], *contents: str) -> Losses:
     return losses
 
 
-def write_dpr_example_file(path: Path, examples: Iterable[Example]) -> Losses:
+def example_writer(record: Callable[[Example], dict[str, Any]], *contents: str) -> Callable[[Path, Any], Losses]:
+    """Return a writer of a record for each example. `contents`: see `count_losses`."""
+
+    def write(path: Path, examples: Iterable[Example]) -> Losses:
+        examples = list(examples)
+        write_records(path, map(record, examples))
+        return count_losses(examples, *contents)
+
+    return write
+
+
+def triple_writer(
+    fields: Callable[[Query, Passage, Passage], tuple[str, str, str]], *contents: str
+) -> Callable[[Path, Any], Losses]:
+    """Return a writer of a row for each positive with each negative. `contents`: see `count_losses`."""
+
+    def write(path: Path, examples: Iterable[Example]) -> Losses:
+        examples = list(examples)
+        losses = count_losses(examples, *contents)
+        losses["queries without negatives"] = sum(not example.negatives for example in examples)
+        triples = ((e.query, p, n) for e in examples for p in e.positives for n in e.negatives)
+        write_tab_rows(path, (fields(*triple) for triple in triples), losses)
+        return losses
+
+    return write
+
+
+def write_dpr_examples(path: PathLike, examples: Iterable[Example]) -> Losses:
+    """Write biencoder JSON[.gz]. The format has no query ids: readers give the queries the ids "0", "1", ..."""
+
+    def context(passage: Passage, location: Location) -> dict[str, str]:
+        check_passage(passage, location)
+        return {"title": passage.title, "text": passage.text, dpr.PASSAGE_IDS[0]: passage.id}
+
+    def record(number: int, example: Example) -> dict[str, Any]:
+        location = Location(Path(path), f"record {number}")
+        return {
+            dpr.QUESTION: check_query(example.query, location).text,
+            dpr.ANSWERS: list(example.query.answers),
+            dpr.POSITIVES: [context(passage, location) for passage in example.positives],
+            dpr.NEGATIVES: [],
+            dpr.HARD_NEGATIVES: [context(passage, location) for passage in example.negatives],
+        }
+
     examples = list(examples)
-    write_dpr_examples(path, examples)
+    write_json_array(path, (record(number, example) for number, example in enumerate(examples)))
     return count_losses(examples, "answers", "titles", "passage ids")
 
 
@@ -60,56 +106,37 @@ def make_tevatron_record(example: Example, every_positive: bool = True) -> dict[
     return {
         tevatron.QUERY_ID: example.query.id,
         tevatron.QUERY: example.query.text,
-        **_optional_keys(example.query),
+        **optional_keys(example.query),
         **first,
         **texts,
     }
 
 
-def _optional_keys(query: Query) -> dict[str, Any]:
+def optional_keys(query: Query) -> dict[str, Any]:
     """Return the answers and the instruction of a query, if it has them, as keys of a record."""
     answers = {"answers": list(query.answers)} if query.answers else {}
     return answers | ({"instruction": query.instruction} if query.instruction else {})
 
 
-def write_tevatron_examples(path: Path, examples: Iterable[Example]) -> Losses:
-    examples = list(examples)
-    write_records(path, map(make_tevatron_record, examples))
-    return count_losses(examples, "query ids", "answers", "instructions", "titles", "passage ids", "scores")
-
-
-def write_tevatron_first(path: Path, examples: Iterable[Example]) -> Losses:
-    examples = list(examples)
-    write_records(path, (make_tevatron_record(example, every_positive=False) for example in examples))
-    return count_losses(examples, "query ids", "answers", "instructions", "titles", "passage ids", "scores")
-
-
 def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
-    examples = list(examples)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for example in examples:
-            texts = {
-                flag_embedding.POSITIVES: [joined_text(passage) for passage in example.positives],
-                flag_embedding.NEGATIVES: [joined_text(passage) for passage in example.negatives],
-            }
-            scores = {
-                flag_embedding.POSITIVE_SCORES: list(example.positive_scores),
-                flag_embedding.NEGATIVE_SCORES: list(example.negative_scores),
-            }
-            prompt = {flag_embedding.PROMPT: example.query.instruction} if example.query.instruction else {}
-            yield {
-                flag_embedding.QUERY: example.query.text,
-                **texts,
-                **(scores if has_all_scores(example) else {}),
-                **prompt,
-            }
-
     def has_all_scores(example: Example) -> bool:
         return example.score_count == len(example.positives) + len(example.negatives)
 
-    write_records(path, rows())
-    losses = count_losses(examples, "instructions", "scores")
+    def record(example: Example) -> dict[str, Any]:
+        scores = {
+            flag_embedding.POSITIVE_SCORES: list(example.positive_scores),
+            flag_embedding.NEGATIVE_SCORES: list(example.negative_scores),
+        }
+        return {
+            flag_embedding.QUERY: example.query.text,
+            flag_embedding.POSITIVES: [joined_text(passage) for passage in example.positives],
+            flag_embedding.NEGATIVES: [joined_text(passage) for passage in example.negatives],
+            **(scores if has_all_scores(example) else {}),
+            **({flag_embedding.PROMPT: example.query.instruction} if example.query.instruction else {}),
+        }
+
+    examples = list(examples)
+    losses = example_writer(record, "instructions", "scores")(path, examples)
     losses["scores of records in which a passage has none"] = sum(
         example.score_count for example in examples if not has_all_scores(example)
     )
@@ -144,58 +171,29 @@ def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
     return losses
 
 
-def write_text_triples(path: Path, examples: Iterable[Example]) -> Losses:
-    examples = list(examples)
-    losses = count_losses(examples)
-    losses["queries without negatives"] = sum(not example.negatives for example in examples)
-    pairs = ((example.query.text, p, n) for example in examples for p in example.positives for n in example.negatives)
-    write_tab_rows(path, ((query, joined_text(p), joined_text(n)) for query, p, n in pairs), losses)
-    return losses
+def _id_record(example: Example) -> dict[str, Any]:
+    return {
+        tevatron.QUERY_ID: example.query.id,
+        tevatron.QUERY_TEXT: example.query.text,
+        "query_image": None,
+        **optional_keys(example.query),  # a reader that has the text does not read the file of queries
+        tevatron.POSITIVE_IDS: [passage.id for passage in example.positives],
+        tevatron.NEGATIVE_IDS: [passage.id for passage in example.negatives],
+    }
 
 
-def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losses:
-    examples = list(examples)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for example in examples:
-            ids = {
-                tevatron.POSITIVE_IDS: [passage.id for passage in example.positives],
-                tevatron.NEGATIVE_IDS: [passage.id for passage in example.negatives],
-            }
-            yield {
-                tevatron.QUERY_ID: example.query.id,
-                tevatron.QUERY_TEXT: example.query.text,
-                "query_image": None,
-                **_optional_keys(example.query),  # a reader that has the text does not read the file of queries
-                **ids,
-            }
-
-    write_records(path, rows())
-    return count_losses(examples, "query ids", "answers", "instructions", "passage ids", "titles")
+def _hard_negatives_record(example: Example) -> dict[str, Any]:
+    return {
+        msmarco.QUERY_ID: example.query.id,
+        msmarco.POSITIVES: [passage.id for passage in example.positives],
+        msmarco.NEGATIVES: {"all": [passage.id for passage in example.negatives]},
+    }
 
 
-def write_id_triples(path: Path, examples: Iterable[Example]) -> Losses:
-    examples = list(examples)
-    losses = count_losses(examples, "query ids", "passage ids", "titles")
-    losses["queries without negatives"] = sum(not example.negatives for example in examples)
-    write_tab_rows(
-        path,
-        ((example.query.id, p.id, n.id) for example in examples for p in example.positives for n in example.negatives),
-        losses,
-    )
-    return losses
-
-
-def write_hard_negatives(path: Path, examples: Iterable[Example]) -> Losses:
-    examples = list(examples)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for example in examples:
-            ids = {
-                msmarco.POSITIVES: [passage.id for passage in example.positives],
-                msmarco.NEGATIVES: {"all": [passage.id for passage in example.negatives]},
-            }
-            yield {msmarco.QUERY_ID: example.query.id, **ids}
-
-    write_records(path, rows())
-    return count_losses(examples, "query ids", "passage ids", "titles")
+_TEVATRON = ("query ids", "answers", "instructions", "titles", "passage ids")
+write_tevatron_examples = example_writer(make_tevatron_record, *_TEVATRON, "scores")
+write_tevatron_first = example_writer(partial(make_tevatron_record, every_positive=False), *_TEVATRON, "scores")
+write_tevatron_id_examples = example_writer(_id_record, *_TEVATRON)
+write_hard_negatives = example_writer(_hard_negatives_record, "query ids", "passage ids", "titles")
+write_id_triples = triple_writer(lambda query, p, n: (query.id, p.id, n.id), "query ids", "passage ids", "titles")
+write_text_triples = triple_writer(lambda query, p, n: (query.text, joined_text(p), joined_text(n)))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxret.data.errors import Location, Policy
-from jaxret.data.formats.beir import judgement_reader
+from jaxret.data.formats.beir import judgement_format
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.format import DataFile, IdExample, record_format
 from jaxret.data.formats.sentence_transformers_records import parse_number
-from jaxret.data.formats.texts import passage_reader, record_id
+from jaxret.data.formats.texts import passage_format, record_id
 from jaxret.data.formats.trec import RunLine
 from jaxret.data.records import Record
+
+_PAIR_KEYS = ("query_id", "doc_id_a", "doc_id_b")
+_SCORE_KEYS = ("query_id", "doc_id", "score")
 
 
 def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
@@ -20,7 +23,7 @@ def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
     pairs: dict[str, tuple[Location, dict[str, None], dict[str, None]]] = {}
 
     def parse(record: Record, location: Location) -> list[str]:
-        return [record_id(record, key, location) for key in ("query_id", "doc_id_a", "doc_id_b")]
+        return [record_id(record, key, location) for key in _PAIR_KEYS]
 
     for location, (query, positive, negative) in policy.parse_records(read_records(file, policy), parse):
         _, positives, negatives = pairs.setdefault(query, (location, {}, {}))
@@ -34,8 +37,8 @@ def read_scored_documents(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     by_query: dict[str, list[tuple[float, str, Location]]] = {}
 
     def parse(record: Record, location: Location) -> tuple[str, str, float]:
-        query, document = (record_id(record, key, location) for key in ("query_id", "doc_id"))
-        return query, document, parse_number(record.get("score"), "score", location)
+        query, document = (record_id(record, key, location) for key in _SCORE_KEYS[:2])
+        return query, document, parse_number(record.get(_SCORE_KEYS[2]), _SCORE_KEYS[2], location)
 
     for location, (query, document, score) in policy.parse_records(read_records(file, policy), parse):
         by_query.setdefault(query, []).append((score, document, location))
@@ -46,29 +49,18 @@ def read_scored_documents(file: DataFile, policy: Policy) -> Iterator[RunLine]:
 
 
 FORMATS = (
-    record_format(
-        "irds.docs",
-        "documents of ir_datasets",
-        ("doc_id", "text"),
-        optional_keys=("title",),
-        passages=passage_reader("doc_id"),
-    ),
-    record_format(
-        "irds.qrels",
-        "qrels of ir_datasets",
-        ("query_id", "doc_id", "relevance"),
-        judgements=judgement_reader("query_id", "doc_id", "relevance"),
-    ),
+    passage_format("irds.docs", "documents of ir_datasets", "doc_id"),
+    judgement_format("irds.qrels", "qrels of ir_datasets", "query_id", "doc_id", "relevance"),
     record_format(
         "irds.pairs",
         "pairs of documents of ir_datasets",
-        ("query_id", "doc_id_a", "doc_id_b"),
+        _PAIR_KEYS,
         id_examples=read_document_pairs,
     ),
     record_format(
         "irds.scores",
         "scored documents of ir_datasets",
-        ("query_id", "doc_id", "score"),
+        _SCORE_KEYS,
         rankings=read_scored_documents,
     ),
 )

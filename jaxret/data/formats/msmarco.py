@@ -229,14 +229,6 @@ def _is_negatives(sample: FileSample) -> bool:
     return keys(sample) and isinstance(sample.records[0].get(NEGATIVES), dict)
 
 
-# Writing
-
-
-def one_line(text: str) -> str:
-    """Return the text with a space in place of each tab and line end, because these would end the field."""
-    return text.translate({9: " ", 10: " ", 13: " "})
-
-
 FORMATS = (
     Format(
         name="msmarco.run",

@@ -10,7 +10,7 @@ from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.flag_embedding import record_scores
 from jaxret.data.formats.format import DataFile, record_format
-from jaxret.data.formats.texts import passage_reader, query_reader, record_id, record_ids, record_list
+from jaxret.data.formats.texts import passage_format, query_format, record_id, record_ids, record_list
 from jaxret.data.formats.trec import RunLine, reject_contradictions
 from jaxret.data.record_checks import require_grade
 from jaxret.data.records import Judgement, Record
@@ -80,32 +80,8 @@ FORMATS = (
         LABEL_KEYS,
         judgements=lambda file, policy: reject_contradictions(_labels(file, policy), policy),
     ),
-    record_format(
-        "pylate.documents",
-        "PyLate documents",
-        ("document_id", "text"),
-        optional_keys=("title",),
-        passages=passage_reader("document_id"),
-    ),
-    record_format(
-        "pylate.queries",
-        "queries of PyLate or ir_datasets",
-        (QUERY_ID, "text"),
-        optional_keys=("answers",),
-        queries=query_reader(QUERY_ID),
-    ),
-    record_format(
-        "anserini.corpus",
-        "Anserini corpus",
-        ("id", "contents"),
-        optional_keys=("title",),
-        passages=passage_reader("id", "contents"),
-    ),
-    record_format(
-        "anserini.topics",
-        "Anserini topics",
-        ("qid", "query"),
-        optional_keys=("answers",),
-        queries=query_reader("qid", "query"),
-    ),
+    passage_format("pylate.documents", "PyLate documents", "document_id"),
+    query_format("pylate.queries", "queries of PyLate or ir_datasets", QUERY_ID),
+    passage_format("anserini.corpus", "Anserini corpus", "id", "contents"),
+    query_format("anserini.topics", "Anserini topics", "qid", "query"),
 )

@@ -20,19 +20,6 @@ class SharedPassages:
     policy: Policy
     by_id: dict[str, tuple[Passage, Location]] = field(default_factory=dict)
 
-    def parse_all(
-        self, values: Iterable[Any], key: str, location: Location, parse: Callable[[Any, Location], Passage]
-    ) -> ScoredPassages:
-        """Return the passages of a record's key, in order, each id once. A policy that skips drops bad passages.
-
-        Args:
-            values: the unparsed passages.
-            key: key of the passages in the record, for errors.
-            location: location of the record, for errors.
-            parse: function of (value, location) that returns a passage, or raises DataError.
-        """
-        return self.parse_scored(((value, None) for value in values), key, location, parse)
-
     def parse_scored(
         self,
         values: Iterable[tuple[Any, float | None]],
@@ -40,7 +27,7 @@ class SharedPassages:
         location: Location,
         parse: Callable[[Any, Location], Passage],
     ) -> ScoredPassages:
-        """Return passages with scores, see `parse_all`.
+        """Return the passages of a record's key, in order, each id once. A policy that skips drops bad passages.
 
         Args:
             values: (unparsed passage, its score or None).

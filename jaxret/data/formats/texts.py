@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxret.data.errors import Content, DataError, Location, Policy
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.format import DataFile
+from jaxret.data.formats.format import DataFile, Format, record_format
 from jaxret.data.lines import Digest
 from jaxret.data.record_checks import check_passage, check_query, normalize_question, require_key, require_strings
 from jaxret.data.records import Passage, Query, Record
@@ -77,6 +77,28 @@ def unique_queries(
         return query
 
     return [query for _, query in policy.parse_records(records, parse_new)]
+
+
+def passage_format(name: str, title: str, key: str, text: str = "text") -> Format:
+    """Return a format of passages as records.
+
+    Args:
+        name: name in NAME:PATH, which forces the format.
+        title: usual name, for messages.
+        key: key of the id.
+        text: key of the text.
+    """
+    return record_format(name, title, (key, text), optional_keys=("title",), passages=passage_reader(key, text))
+
+
+def query_format(name: str, title: str, key: str, text: str = "text") -> Format:
+    """Return a format of queries as records.
+
+    Args:
+        name, title, key, text: see `passage_format`.
+    """
+    keys = ("answers", "instruction")
+    return record_format(name, title, (key, text), optional_keys=keys, queries=query_reader(key, text))
 
 
 def parse_query(record: Record, location: Location, key: str, text: str = "text", numbers: bool = True) -> Query:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxret.data.formats import parquet
-from jaxret.data.formats.msmarco import one_line
-from jaxret.data.lines import write_text
+from jaxret.data.lines import PathLike, write_text
 from jaxret.data.records import Passage
 
 Losses = Counter[str]  # kind of value that a file cannot hold -> how often
@@ -31,12 +30,47 @@ def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses) -> None:
-    """Write fields between tabs, compressed if the path ends in .gz or .zst. A tab or line end inside a field becomes a
-    space. `losses` counts the texts that change."""
+def write_json_array(path: PathLike, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write an array of JSON, a record on each line."""
     with write_text(path) as file:
+        file.write("[")
+        for number, record in enumerate(records):
+            file.write(f"{',' if number else ''}\n{json.dumps(record, ensure_ascii=False)}")
+        file.write("\n]\n")
+
+
+def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses, header: Sequence[str] = ()) -> None:
+    """Write fields between tabs. A tab or line end inside a field becomes a space.
+
+    Args:
+        path: file to write, compressed if it ends in .gz or .zst.
+        rows: fields of each row.
+        losses: counts of the texts that change; updated.
+        header: fields of the first line; () for none.
+    """
+    with write_text(path) as file:
+        if header:
+            file.write("\t".join(header) + "\n")
         for row in rows:
             fields = list(row)
-            flat = [one_line(text) for text in fields]
+            flat = [text.translate({9: " ", 10: " ", 13: " "}) for text in fields]
             losses["texts with tabs or line ends"] += flat != fields
             file.write("\t".join(flat) + "\n")
+
+
+def write_csv_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses, header: Sequence[str] = ()) -> None:
+    """Write CSV with tabs, as DPR reads it. Nothing is lost.
+
+    Args:
+        path, rows, losses, header: see `write_tab_rows`.
+    """
+
+    def quoted(text: str) -> str:
+        # Before Python 3.13 the csv module writes "\r" without quotes, and cannot read this file.
+        return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in '"\t\r\n') else text
+
+    with write_text(path) as file:
+        if header:
+            file.write("\t".join(header) + "\n")
+        for row in rows:
+            file.write("\t".join(map(quoted, row)) + "\n")

@@ -29,14 +29,6 @@ def open_table(path: Path) -> Table:
     return named_set.open(named_set.config, named_set.split)
 
 
-def is_whole_set(path: Path) -> bool:
-    """Return whether a path names a set without a table."""
-    if not is_named(path):
-        return False
-    named_set = open_named_set(path)
-    return not (named_set.config and named_set.split)
-
-
 def list_files(path: Path) -> tuple[Path, ...]:
     """Return the files behind a path: the file itself, or the files from which a library reads a table.
 

@@ -871,3 +871,5 @@ def test_unknown_keys_are_printed_once(tmp_path: Path) -> None:
     assert describe(path, "passages") == "BEIR corpus, JSON lines (other keys: url, metadata)"
     path.write_text(records({"_id": "1", "text": "x", "title": "t"}))
     assert describe(path, "passages") == "BEIR corpus, JSON lines"
+    path.write_text(records({"qid": "1", "query": "x", "instruction": "find y", "url": "u"}))
+    assert describe(path, "queries") == "Anserini topics, JSON lines (other keys: url)"

@@ -28,6 +28,7 @@ from jaxret.data.formats import (
     write_dpr_corpus,
     write_dpr_examples,
     write_dpr_queries,
+    write_retrieval_results,
     write_run,
 )
 from jaxret.data.formats import (
@@ -577,9 +578,14 @@ def test_a_run_is_ordered_by_rank_not_by_line(tmp_path: Path) -> None:
     assert read_run(path) == {"q": [("p1", 2.0), ("p2", 1.0)], "r": [("p1", 1.0)]}
 
 
+def test_results_of_no_query_are_an_empty_array(tmp_path: Path) -> None:
+    write_retrieval_results(tmp_path / "a.json", [])
+    assert json.loads((tmp_path / "a.json").read_text()) == []
+
+
 def test_writers_refuse_what_readers_refuse(tmp_path: Path) -> None:
     bad_passage, bad_query = Passage("a b", "x"), Query("q", " ")
-    attempts: list[Callable[[], None]] = [
+    attempts: list[Callable[[], object]] = [
         lambda: write_beir(tmp_path, [bad_passage], [], {}),
         lambda: write_beir(tmp_path, [], [bad_query], {}),
         lambda: write_beir(tmp_path, [], [], {"test": [Judgement("q q", "p", 1)]}),

@@ -18,10 +18,10 @@ from jaxret.data.formats import (
     TrainingSource,
     read_corpus,
     read_examples,
+    write_beir,
     write_dpr_examples,
     write_run,
 )
-from jaxret.data.formats.beir import write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives

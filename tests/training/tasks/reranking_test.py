@@ -13,8 +13,15 @@ import numpy as np
 import pytest
 
 from jaxret.data.errors import DataError
-from jaxret.data.formats import TrainingSource, read_corpus, read_examples, read_queries, read_run, write_run
-from jaxret.data.formats.dpr import write_dpr_examples
+from jaxret.data.formats import (
+    TrainingSource,
+    read_corpus,
+    read_examples,
+    read_queries,
+    read_run,
+    write_dpr_examples,
+    write_run,
+)
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.batches import TrainingSet
 from jaxret.data.tokens.known_positives import KnownPositives
