@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from jaxret.search.backends.select import BACKENDS, select_backend
 from jaxret.search.self_check import self_check
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import cache_folder, temporary_path
+from jaxret.storage.mounted_bucket import file_system
 from jaxret.storage.working_copy import shown_path
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy")
@@ -142,6 +144,19 @@ def check_memory(available: int | None) -> Check:
     return Check("memory", value, small if available < MEMORY else "")
 
 
+def product_rate(dtype: str, size: int, seconds: float) -> float:
+    """Return the GFLOP/s of products of matrices [size,size]: exact float32, or bfloat16 with float32 sums."""
+    x = jnp.ones((size, size), dtype)
+    precision = "highest" if dtype == "float32" else None
+    multiply = jax.jit(partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32))
+    multiply(x, x).block_until_ready()
+    count, start = 0, time.perf_counter()
+    while (duration := time.perf_counter() - start) < seconds or not count:
+        multiply(x, x).block_until_ready()
+        count += 1
+    return 2 * size**3 * count / max(duration, 1e-9) / 1e9
+
+
 def check_product(seconds: float = PRODUCT_SECONDS) -> Check:
     """Return a check of matrix products: their speed, and their difference from float64."""
     size = 512
@@ -150,13 +165,7 @@ def check_product(seconds: float = PRODUCT_SECONDS) -> Check:
     multiply = jax.jit(lambda x, y: jnp.matmul(x, y, precision="highest"))
     exact = a.astype(np.float64) @ b.astype(np.float64)
     error = float(np.abs(np.asarray(multiply(a, b)) - exact).max() / np.abs(exact).max())
-    count, start = 0, time.perf_counter()
-    x, y = jnp.asarray(a), jnp.asarray(b)
-    while time.perf_counter() - start < seconds:
-        multiply(x, y).block_until_ready()
-        count += 1
-    rate = 2 * size**3 * count / (time.perf_counter() - start) / 1e9
-    value = f"{rate:,.0f} GFLOP/s of float32, largest error {error:.0e}"
+    value = f"{product_rate('float32', size, seconds):,.0f} GFLOP/s of float32, largest error {error:.0e}"
     if not error < 1e-5:
         problem = "products are less exact than float32; unset NVIDIA_TF32_OVERRIDE and JAX_DEFAULT_MATMUL_PRECISION"
         return Check("product", value, problem, fatal=True)
@@ -220,24 +229,14 @@ def check_folder(name: str, folder: Path) -> Check:
         return Check(name, str(folder), f"{error.strerror} ({ancestor}); choose another folder", fatal=True)
     finally:
         shutil.rmtree(probe, ignore_errors=True)
-    value = f"{folder}: {free / 1e9:,.0f} GB free{_file_system(ancestor)}"
+    kind = file_system(ancestor)
+    network = f", {kind}" if kind.startswith(NETWORK_SYSTEMS) else ""
+    value = f"{folder}: {free / 1e9:,.0f} GB free{network}"
     return Check(
         name,
         value,
         "little room for checkpoints and vectors; free some, or choose another folder" if free < SPACE else "",
     )
-
-
-def _file_system(folder: Path) -> str:
-    """Return ", KIND" for a network file system, "" for another or unknown file system."""
-    try:
-        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return ""
-    parents = {str(parent) for parent in [folder.resolve(), *folder.resolve().parents]}
-    inside = [mount for mount in mounts if len(mount) > 2 and mount[1] in parents]
-    kind = max(inside, key=lambda mount: len(mount[1]))[2] if inside else ""
-    return f", {kind}" if kind.startswith(NETWORK_SYSTEMS) else ""
 
 
 def check_coordinator(address: str) -> Check:

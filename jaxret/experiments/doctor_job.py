@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import padded_batch_size
-from jaxret.experiments.doctor import Check, available_memory, check_backend, checks_of_machine
+from jaxret.experiments.doctor import Check, available_memory, check_backend, checks_of_machine, product_rate
 from jaxret.models.encoders.fused import ATTENTION_PLATFORMS, require_kernel
 from jaxret.models.encoders.pretrained import resolve_encoder
 from jaxret.models.retriever import COMPUTE_DTYPES
@@ -84,9 +81,11 @@ def checks_of_job(config: ConfigDict, encoder: Path | None = None, workdir: str 
     """
     devices = jax.local_devices()
     platform = devices[0].platform
+    size = 512 if platform == "cpu" else 4096
     yield (mesh := check_mesh(config, len(devices)))
     yield check_batch(config, _all_devices(config, len(devices)) // config.mesh.tensor)
-    yield check_precision(config.encoder.dtype, {name: product_rate(name, platform) for name in COMPUTE_DTYPES})
+    rates = {name: product_rate(name, size, RATE_SECONDS) for name in COMPUTE_DTYPES}
+    yield check_precision(config.encoder.dtype, rates)
     yield check_attention_choice(config.encoder.attention, platform)
     if encoder is None:
         yield check_encoder(config.encoder.checkpoint, config.encoder.download)
@@ -144,20 +143,6 @@ def check_batch(config: ConfigDict, devices: int) -> Check:
         )
         return Check("batch", value, problem)
     return Check("batch", value)
-
-
-def product_rate(dtype: str, platform: str, seconds: float = RATE_SECONDS) -> float:
-    """Return the GFLOP/s of the encoder's products: exact float32, or bfloat16 with float32 sums."""
-    size = 512 if platform == "cpu" else 4096
-    x = jnp.ones((size, size), COMPUTE_DTYPES[dtype])
-    precision = "highest" if dtype == "float32" else None
-    multiply = jax.jit(partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32))
-    multiply(x, x).block_until_ready()
-    count, start = 0, time.perf_counter()
-    while (duration := time.perf_counter() - start) < seconds or not count:
-        multiply(x, x).block_until_ready()
-        count += 1
-    return 2 * size**3 * count / max(duration, 1e-9) / 1e9
 
 
 def check_precision(dtype: str, rates: Mapping[str, float]) -> Check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from jaxret.configs import shared_options
@@ -40,18 +39,11 @@ class MiningSettings:
     )
 
     def __post_init__(self) -> None:
-        for name in ("depth", "skip", "keep", "seed"):
-            if type(getattr(self, name)) is not int:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a whole number")
-        for name in ("margin", "share", "min_score", "max_score"):
-            value = getattr(self, name)
-            if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-                raise ValueError(f"{name} is {value!r}; it must be a finite number")
+        check_options(self)
         if self.min_score is not None and self.max_score is not None and self.min_score >= self.max_score:
             raise ValueError(f"min_score is {self.min_score} and max_score {self.max_score}: nothing is between")
         if not 0 <= self.skip < self.depth:
             raise ValueError(f"ranks {self.skip + 1} to {self.depth}: there are none; skip must be below depth")
-        check_options(self)
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}; it is a part of the positive's score, above 0 and at most 1")
         if self.positives_from_retrieval and not self.answers:

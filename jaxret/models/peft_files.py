@@ -176,10 +176,9 @@ def require_adapters_base(directory: str | Path, settings: Any, base: str, diges
         digest: digest of the encoder's weights; "": digests are not compared.
     """
     config_path, _ = adapter_files(directory)
-    raw, export_path = read_settings(config_path), config_path.with_name(EXPORT)
-    adapters_base = raw.get("base_model_name_or_path") if isinstance(raw, dict) else None
-    export = read_settings(export_path) if export_path.is_file() else {}
-    encoder = export.get("encoder") if isinstance(export, dict) else None
+    adapters_base = read_settings(config_path).get("base_model_name_or_path")
+    export_path = config_path.with_name(EXPORT)
+    encoder = read_settings(export_path).get("encoder") if export_path.is_file() else None
     base_digest = encoder.get("sha256") if isinstance(encoder, dict) else None
     if base_digest and digest:
         if base_digest != digest:
@@ -218,8 +217,6 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any, igno
         ignore: name prefixes of modules that the encoder does not have.
     """
     raw = read_settings(path)
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path}: a JSON object is needed, found {type(raw).__name__}")
     for key, values in ADAPTER_ONLY.items():
         if key in raw and raw[key] not in values:
             raise ValueError(f"{path}: {key} is {raw[key]!r}; only {values[0]!r} is implemented")

@@ -33,6 +33,7 @@ ENVIRONMENT = {
 # Platform -> modules with a compiler, one of which is enough.
 COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 REMATERIALIZATION = "involuntary full rematerialization"  # XLA's warning about an array that is moved as a whole
+_LAST_FILE = "memory-usage-report.txt"  # XLA writes it after the files that `read_dump` needs
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 
@@ -108,7 +109,7 @@ def _run_compiler(folder: Path, topology: Topology) -> str:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
         try:
             end = time.monotonic() + COMPILE_SECONDS
-            while child.poll() is None and not _complete(folder / "dump"):
+            while child.poll() is None and not _dumped(folder / "dump", _LAST_FILE):
                 if time.monotonic() > end:
                     raise CompileError(f"{topology}: the compiler took longer than {COMPILE_SECONDS} s")
                 time.sleep(0.1)
@@ -116,7 +117,7 @@ def _run_compiler(folder: Path, topology: Topology) -> str:
             child.kill()  # the dump is complete; on SIGTERM, libtpu would print pages of text
             child.wait()
     log = (folder / "stderr.txt").read_text(errors="replace")
-    if not _dumped(folder / "dump", "memory-usage-report.txt"):
+    if not _dumped(folder / "dump", _LAST_FILE):
         raise CompileError(f"{topology}: {failure_reason(log)}")
     logs = [path.read_text(errors="replace") for path in sorted(folder.glob("logs/*")) if not path.is_symlink()]
     return "\n".join([log, *logs])
@@ -135,11 +136,6 @@ def failure_reason(log: str) -> str:
 def _dumped(dump: Path, suffix: str) -> Path | None:
     """Return the largest file of the dump with this suffix, because JAX also compiles small programs."""
     return max(dump.glob(f"*{suffix}"), key=lambda path: path.stat().st_size, default=None)
-
-
-def _complete(dump: Path) -> bool:
-    """Return whether all files for `read_dump` are complete. XLA writes memory-usage-report.txt after them."""
-    return _dumped(dump, "memory-usage-report.txt") is not None
 
 
 def read_dump(folder: Path, devices: int, log: str) -> CompiledProgram:

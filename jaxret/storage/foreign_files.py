@@ -31,10 +31,14 @@ def require_size(path: Path, limit: int = MOST_SETTINGS) -> None:
         raise ValueError(f"{path} has {size:,} bytes; a file of this name has at most {limit:,}: it is something else")
 
 
-def read_settings(path: Path) -> Any:
-    """Return the content of a JSON file of a model's folder. Raises ValueError if it is too large or not JSON."""
+def read_settings(path: Path, kind: type = dict) -> Any:
+    """Return the JSON object in a file of a model's folder, or a value of another `kind`. Raises ValueError if the file
+    is too large, is not JSON, or has another value."""
     require_size(path)
-    return read_json(path)
+    content = read_json(path)
+    if not isinstance(content, kind):
+        raise ValueError(f"{path}: a JSON object is needed, found {type(content).__name__}")
+    return content
 
 
 @contextmanager

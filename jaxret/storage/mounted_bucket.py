@@ -10,8 +10,8 @@ _KINDS = ("blobfuse", "blobfuse2", "gcsfuse", "geesefs", "goofys", "juicefs", "m
 MOUNTS = Path("/proc/mounts")
 
 
-def mounted_bucket(folder: str | os.PathLike[str], mounts: Path = MOUNTS) -> str:
-    """Return the kind of the mounted bucket that contains a folder, such as "gcsfuse"; "" for a disk.
+def file_system(folder: str | os.PathLike[str], mounts: Path = MOUNTS) -> str:
+    """Return the type of the file system that contains a folder, such as "ext4" or "fuse.gcsfuse"; "" if it is unknown.
 
     The folder need not exist. `mounts` is Linux's table of mounts; other systems have none.
     """
@@ -25,8 +25,12 @@ def mounted_bucket(folder: str | os.PathLike[str], mounts: Path = MOUNTS) -> str
         _, point, kind, *_ = [*line.split(" "), "", "", ""]
         kinds[re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)] = kind
     parents = [path, *map(str, Path(path).parents)]
-    kind = next((kinds[parent] for parent in parents if parent in kinds), "")
-    name = kind.removeprefix("fuse.")
+    return next((kinds[parent] for parent in parents if parent in kinds), "")
+
+
+def mounted_bucket(folder: str | os.PathLike[str], mounts: Path = MOUNTS) -> str:
+    """Return the kind of the mounted bucket that contains a folder, such as "gcsfuse"; "" for a disk."""
+    name = file_system(folder, mounts).removeprefix("fuse.")
     return name if name in _KINDS else ""
 
 

@@ -21,6 +21,7 @@ from jaxret.experiments.doctor import (
     check_memory,
     check_packages,
     check_product,
+    product_rate,
 )
 from tests.pipeline import REPOSITORY, environment, run_script
 
@@ -91,8 +92,9 @@ def test_a_busy_or_small_machine_is_noted() -> None:
 
 def test_products_in_fewer_bits_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_product(0.01).mark == "ok"
+    assert product_rate("bfloat16", 64, 0.0) > 0
     matmul = jnp.matmul
-    rounded = lambda x, y, precision: matmul(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)).astype(jnp.float32)  # noqa: E731
+    rounded = lambda x, y, **_: matmul(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)).astype(jnp.float32)  # noqa: E731
     monkeypatch.setattr(doctor.jnp, "matmul", rounded)
     assert check_product(0.01).mark == "FAIL"
 

@@ -188,8 +188,8 @@ def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]
             + (f"; this run's tokenizer is in {directory / 'encoder'}" if (directory / "encoder").is_dir() else "")
         )
     for path in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
-        if path.is_file() and not isinstance(read_settings(path), dict):
-            raise ValueError(f"{path}: a JSON object is needed")
+        if path.is_file():
+            read_settings(path)  # raises unless it has a JSON object
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False, use_fast=True

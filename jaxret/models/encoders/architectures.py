@@ -43,8 +43,6 @@ def read_config(directory: str | Path) -> EncoderConfig:
     an option that is not implemented, and for invalid values."""
     path = Path(directory) / "config.json"
     raw = read_settings(path)
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path}: a JSON object is needed, found {type(raw).__name__}")
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"{path}: model_type is {kind!r}; implemented are {', '.join(sorted(ARCHITECTURES))}")

@@ -34,8 +34,6 @@ def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] =
         FileNotFoundError: the folder has no model.safetensors.
     """
     config = read_settings(folder / "config.json")
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder / 'config.json'}: a JSON object is needed, found {type(config).__name__}")
     for key, (default, values) in settings.items():
         if config.get(key, default) not in values:
             value = config.get(key, default)

@@ -84,8 +84,7 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
     """
     directory = encoder_folder(find_model(name, download))
     if (adapters := directory / "adapter_config.json").is_file():
-        settings = read_settings(adapters)
-        base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+        base = read_settings(adapters).get("base_model_name_or_path")
         raise ValueError(
             f"{directory} has adapters of PEFT ({adapters.name}) for the base {base!r}. Train with "
             f"--config.encoder.checkpoint={base or 'BASE'} --config.lora.adapters={directory}, and with lora.rank, "

@@ -68,7 +68,7 @@ def read_modules(root: Path) -> list[ModuleEntry]:
     if not path.is_file():
         return []
     try:
-        lines = [(str(line["type"]), str(line["path"])) for line in read_settings(path)]
+        lines = [(str(line["type"]), str(line["path"])) for line in read_settings(path, object)]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a list of modules is needed, each with type and path") from error
     for _, folder in lines:
@@ -98,7 +98,7 @@ def read_modules(root: Path) -> list[ModuleEntry]:
 def is_pylate(root: Path) -> bool:
     """Return whether a directory has modules of PyLate."""
     path = root / MODULES
-    lines = read_settings(path) if path.is_file() else []
+    lines = read_settings(path, object) if path.is_file() else []
     return isinstance(lines, list) and any(
         isinstance(line, dict) and str(line.get("type", "")).startswith("pylate.") for line in lines
     )
@@ -148,10 +148,7 @@ def title_separator(root: Path) -> str:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, or {} if the file does not exist."""
-    content = read_settings(path) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: a JSON object is needed, found {type(content).__name__}")
-    return content
+    return read_settings(path) if path.is_file() else {}
 
 
 def _token(path: Path) -> tuple[str, bool]:

@@ -76,8 +76,7 @@ def weight_files(directory: str | Path) -> dict[str, Path]:
                 conversion_command(directory)
             )
         raise FileNotFoundError(f"{directory} has neither {single_file.name} nor {index.name}; {remedy}")
-    content = read_settings(index)
-    parts = content.get("weight_map") if isinstance(content, dict) else None
+    parts = read_settings(index).get("weight_map")
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
         raise ValueError(f"{index}: the key 'weight_map' must name a file for each tensor")
     for part in sorted(set(parts.values())):

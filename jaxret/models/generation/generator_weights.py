@@ -56,8 +56,7 @@ def read_generator_config(directory: str | Path, own_output: bool) -> GeneratorC
     """
     path = Path(directory) / "config.json"
     raw = read_settings(path)
-    if not isinstance(raw, dict) or raw.get("model_type") != "t5":
-        kind = raw.get("model_type") if isinstance(raw, dict) else type(raw).__name__
+    if (kind := raw.get("model_type")) != "t5":
         raise ValueError(f"{path}: model_type is {kind!r}; queries are generated only by 't5' (T5, Flan-T5, doc2query)")
     layers = raw.get("num_decoder_layers")
     try:
