@@ -327,7 +327,7 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
     "a corpus that is not encoded": (
         lambda r, i, p: jaxret.Index.open(r, p),
         FileNotFoundError,
-        "first",
+        "; jaxret encode --workdir=",
     ),
     "a precision": (
         lambda r, i, p: jaxret.Index.open(r, options=jaxret.SearchOptions(backend="faiss-cpu", precision="int8")),

@@ -84,6 +84,8 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
     lengths = f"| tokens at most | {tokens.query_length} | {tokens.passage_length} |\n"
     prompts = f"| text in front | `{run.tokenizer.prompt('query')!r}` | `{run.tokenizer.prompt('passage')!r}` |\n"
     export = f"jaxret export --workdir={run.workdir} --to={kind} --out={name}"
+    steps = run.checkpoint["step"]
+    training = f"Trained on {config.data.train}, {steps} steps" if steps else "Not trained further"
     lines = [
         f"---\n{_header(run, kind, name, measures)}---\n\n# {name}\n",
         f"A passage retriever (head `{config.head.name}`, pooling `{config.pooling}`), made by jaxret from "
@@ -93,7 +95,7 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
         f"| | query | passage |\n|:--|:--|:--|\n{lengths}{prompts}",
         f"{_vector_sentence(run)}\n",
         "".join(f"- {note}\n" for note in notes),
-        f"## Data\n\nTrained on {config.data.train or 'nothing further'}, {run.checkpoint['step']} steps.\n",
+        f"## Data\n\n{training}.\n",
         "## Measures\n\n" + ("".join(f"- {set}: {text}\n" for set, text in measure_texts) or "No evaluation.\n"),
         f"## Commands\n\n```\n{export}\n```\n",
     ]
@@ -102,10 +104,10 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
 
 
 _TOKENS = {
-    "cls": "first token",
-    "mean": "mean over tokens",
-    "last": "last token",
-    "mean_without_first": "mean over tokens without the first",
+    "cls": "state of its first token",
+    "mean": "mean over the states of its tokens",
+    "last": "state of its last token",
+    "mean_without_first": "mean over the states of its tokens without the first",
 }
 
 
@@ -120,7 +122,7 @@ def _vector_sentence(run: Run) -> str:
     if not head.layers_of("passage"):
         return f"Head `{config.head.name}` computes the vector of a text{length}; scores are dot products."
     token = _TOKENS[head.token_of("passage", config.pooling)]
-    return f"The vector of a text is the state of its {token}{length}; the score of a passage is the dot product."
+    return f"The vector of a text is the {token}{length}; the score of a passage is the dot product."
 
 
 def _use(run: Run, kind: str, name: str) -> str:

@@ -59,6 +59,9 @@ def test_exported_modules_give_the_same_vectors(tmp_path: Path, name: str) -> No
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
     assert "read back, vectors of 64 texts differ by" in card
+    if name == "mean, normalized, prompts":
+        assert "The vector of a text is the mean over the states of its tokens, of length 1;" in card
+    assert ("Not trained further." in card) == ("train__steps" not in RUNS[name])
     assert ("The run cuts queries at 12 tokens and passages at 24" in report) == (not router)
 
 
