@@ -87,7 +87,7 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
     steps = run.checkpoint["step"]
     training = f"Trained on {config.data.train}, {steps} steps" if steps else "Not trained further"
     lines = [
-        f"---\n{_header(run, kind, name, measures)}---\n\n# {name}\n",
+        f"---\n{_header(kind, name, measures)}---\n\n# {name}\n",
         f"A passage retriever (head `{config.head.name}`, pooling `{config.pooling}`), made by jaxret from "
         f"`{config.encoder.checkpoint}`: checkpoint {run.checkpoint['step']} of the run `{run.workdir.name}`.\n",
         f"```python\n{_use(run, kind, name)}\n```\n",
@@ -138,7 +138,7 @@ def _use(run: Run, kind: str, name: str) -> str:
     return re.sub("|".join(words), lambda match: words[match[0]], _USE[kind])
 
 
-def _header(run: Run, kind: str, name: str, measures: list[tuple[str, dict[str, float]]]) -> str:
+def _header(kind: str, name: str, measures: list[tuple[str, dict[str, float]]]) -> str:
     """Return the metadata of the card in YAML. Values are JSON, which is a subset of YAML."""
     library, task, tags = _HEADER[kind]
     values: dict[str, Any] = {"library_name": library, "pipeline_tag": task, "tags": [*tags, "jaxret"]}

@@ -63,7 +63,8 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     """
     row = resolved(case.row)
     if row.verb == "count":
-        return [_check_command(places, case.target, str(path)) for path in _counted_files(case, places)]
+        files = dict.fromkeys(measure.rpartition(" of ")[2] for measure in case.measures)
+        return [_check_command(case.target, str(_data_path(places, case.target, file))) for file in files]
     if row.verb == "bm25":
         return [
             *_split_commands(case, places),
@@ -147,13 +148,7 @@ def _warm_up_commands(case: Case, places: Places, seed: int | None) -> tuple[lis
     return [generate, train], keys
 
 
-def _counted_files(case: Case, places: Places) -> list[Path]:
-    """Return the files whose records a table counts."""
-    names = [measure.rpartition(" of ")[2] for measure in case.measures]
-    return [_data_path(places, case.target, name) for name in dict.fromkeys(names)]
-
-
-def _check_command(places: Places, data: PaperData, path: str) -> list[str]:
+def _check_command(data: PaperData, path: str) -> list[str]:
     """Return the command that counts a file's records. If training skips bad records, they are counted separately."""
     is_trained = data.on_error and path.endswith(".json")
     return ["data", "check", path, *([f"--on_error={data.on_error}"] if is_trained else [])]
