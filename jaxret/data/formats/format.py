@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,17 @@ class IdExample(NamedTuple):
     query: Query | None  # None: the text of the query is in another file
     positives: tuple[str, ...]  # ids of passages; () if unknown
     negatives: tuple[str, ...]  # ids of passages
+
+
+def group_ids(rows: Iterable[tuple[Location, Sequence[str]]]) -> Iterator[tuple[Location, IdExample]]:
+    """Yield one example for each query of rows of three ids (query, positive, negative), in the order of the queries'
+    first rows."""
+    by_query: dict[str, tuple[Location, dict[str, None], dict[str, None]]] = {}
+    for location, (query, positive, negative) in rows:
+        _, positives, negatives = by_query.setdefault(query, (location, {}, {}))
+        positives[positive] = negatives[negative] = None
+    for query, (location, positives, negatives) in by_query.items():
+        yield location, IdExample(query, None, tuple(positives), tuple(negatives))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.beir import judgement_format
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.format import DataFile, IdExample, record_format
+from jaxret.data.formats.format import DataFile, IdExample, group_ids, record_format
 from jaxret.data.formats.sentence_transformers_records import parse_number
 from jaxret.data.formats.texts import passage_format, record_id
 from jaxret.data.formats.trec import RunLine
@@ -18,18 +18,12 @@ _SCORE_KEYS = ("query_id", "doc_id", "score")
 
 
 def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """Yield one example for each query of records with query_id, doc_id_a (a positive) and doc_id_b (a negative), in
-    the order of the queries' first records."""
-    pairs: dict[str, tuple[Location, dict[str, None], dict[str, None]]] = {}
+    """Yield one example for each query of records with query_id, doc_id_a (a positive) and doc_id_b (a negative)."""
 
     def parse(record: Record, location: Location) -> list[str]:
         return [record_id(record, key, location) for key in _PAIR_KEYS]
 
-    for location, (query, positive, negative) in policy.parse_records(read_records(file, policy), parse):
-        _, positives, negatives = pairs.setdefault(query, (location, {}, {}))
-        positives[positive] = negatives[negative] = None
-    for query, (location, positives, negatives) in pairs.items():
-        yield location, IdExample(query, None, tuple(positives), tuple(negatives))
+    return group_ids(policy.parse_records(read_records(file, policy), parse))
 
 
 def read_scored_documents(file: DataFile, policy: Policy) -> Iterator[RunLine]:

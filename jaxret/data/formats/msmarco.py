@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample, is_number, is_text
-from jaxret.data.formats.format import DataFile, Format, IdExample, has_keys
+from jaxret.data.formats.format import DataFile, Format, IdExample, group_ids, has_keys
 from jaxret.data.formats.tables import tab_rows
 from jaxret.data.formats.text_rows import TextRow, group_by_query
 from jaxret.data.formats.texts import record_id, record_ids, unique_queries
@@ -56,18 +56,9 @@ def read_text_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location
 
 
 def read_id_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """Yield one example for each query of qidpidtriples.*.tsv, in the order of the queries' first lines. The columns
-    are the ids of query, positive and negative."""
-    first: dict[str, Location] = {}
-    by_query: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for location, (query, positive, negative) in tab_rows(
-        file.path, ("query id", "positive id", "negative id"), policy
-    ):
-        first.setdefault(query, location)
-        positives, negatives = by_query.setdefault(query, ({}, {}))
-        positives[positive] = negatives[negative] = None
-    for query, (positives, negatives) in by_query.items():
-        yield first[query], IdExample(query, None, tuple(positives), tuple(negatives))
+    """Yield one example for each query of qidpidtriples.*.tsv, whose columns are the ids of query, positive and
+    negative."""
+    return group_ids(tab_rows(file.path, ("query id", "positive id", "negative id"), policy))
 
 
 def read_hard_negatives(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
