@@ -86,6 +86,6 @@ def apply_settings(
     if problems:
         raise ValueError(
             f"the sentence-transformers modules of {source} contradict the config: {'; '.join(problems)}. "
-            f"Leave these keys out, or give a copy of the directory without {MODULES}: the encoder alone"
+            f"Remove these keys, or give a copy of the directory without {MODULES}: the encoder alone"
         )
     return config, changes

@@ -189,6 +189,11 @@ def test_files(rows: list, expected: str, tmp_path: Path) -> None:
     assert not check.policy.errors
 
 
+def test_a_file_of_questions_by_its_name(tmp_path: Path) -> None:
+    check = check_source(str(lines(tmp_path / "questions.tsv", "1\ta text", "2\ta text")))
+    assert any("MS MARCO queries, 2 columns, going by the name" in line for line in check.lines), check.lines
+
+
 def test_a_folder_of_a_teachers_scores(tmp_path: Path) -> None:
     """PyLate's: what is called after a split is a ranking of passages, and nobody judged them."""
     lines(tmp_path / "documents.jsonl", {"document_id": 1, "text": "stone"}, {"document_id": 2, "text": "river"})

@@ -77,7 +77,7 @@ _EMPTY = Format(
 
 def role_by_name(path: Path) -> str:
     """Return "passages" or "queries" by the name of a file whose content may be either."""
-    return "queries" if "quer" in path.name or "topic" in path.name else "passages"
+    return "queries" if any(word in path.name for word in ("quer", "question", "topic")) else "passages"
 
 
 def parse_source(source: PathLike) -> tuple[str, Path]:
