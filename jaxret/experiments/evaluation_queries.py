@@ -13,7 +13,6 @@ from jaxret.data.formats import (
     QuerySource,
     is_named,
     read_judged_queries,
-    source_name,
 )
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
@@ -64,7 +63,7 @@ class EvaluationSource:
         """
         path = self.queries.data_files[0].path
         if self.queries.is_folder or is_named(path):
-            return source_name(self.queries.source)
+            return self.queries.data.name
         path, words = path.absolute(), _words(path)
         if path.name.startswith("queries.jsonl"):
             return path.parent.name or words[0]

@@ -18,10 +18,8 @@ from jaxret.data.formats.corpus import (
 )
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.detect import (
-    absolute_source,
     parse_source,
     source_exists,
-    source_name,
     source_path,
 )
 from jaxret.data.formats.dpr_results import write_retrieval_results
@@ -45,7 +43,6 @@ __all__ = [
     "QuerySource",
     "RankingSource",
     "TrainingSource",
-    "absolute_source",
     "hash_id",
     "is_named",
     "list_files",
@@ -58,7 +55,6 @@ __all__ = [
     "read_queries",
     "read_run",
     "source_exists",
-    "source_name",
     "source_path",
     "stat_files",
     "write_beir",

@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.data_source import DataSource, FileSource
-from jaxret.data.formats.detect import absolute_source, source_name
 from jaxret.data.formats.format import DataFile, digest_file
 from jaxret.data.formats.texts import duplicate_id_error, require_new_id
 from jaxret.data.lines import Digest, PathLike, missing_file_error
@@ -64,12 +63,12 @@ class Corpus(FileSource):
     @property
     def name(self) -> str:
         """The name of the folder, file or named set, in one word."""
-        return source_name(self.source)
+        return self.data.name
 
     @property
     def absolute(self) -> str:
         """The source with its path from the root."""
-        return absolute_source(self.source)
+        return self.data.absolute
 
     def stat(self) -> dict[str, int]:
         """Return {"bytes", "modified" (ns)} of the files: a cheap sign that they are the same. Raises DataError for a

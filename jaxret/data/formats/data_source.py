@@ -15,9 +15,10 @@ from jaxret.data.formats.detect import choose_format, parse_source
 from jaxret.data.formats.file_sample import FileSample, read_sample
 from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.source_layout import Layout, open_layout, text_folder
-from jaxret.data.libraries.named import is_named
+from jaxret.data.libraries.named import is_named, library_of, set_name
 from jaxret.data.libraries.open_sets import list_files
 from jaxret.data.lines import PathLike, missing_file_error
+from jaxret.storage.working_copy import shown_path
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,22 @@ class DataSource:
 
     def __str__(self) -> str:
         return self.source
+
+    @property
+    def name(self) -> str:
+        """The name of the folder, file or named set, in one word."""
+        return set_name(self.path) if is_named(self.path) else self.path.absolute().name
+
+    @property
+    def absolute(self) -> str:
+        """The source with its path from the root."""
+        path = self.path
+        if is_named(path):
+            library, set_path = library_of(path)
+            path = Path(f"{library}:{Path(set_path).absolute()}") if Path(set_path).exists() else path
+        else:
+            path = path.absolute()
+        return f"{self.format_name}:{shown_path(path)}" if self.format_name else shown_path(path)
 
     @cached_property
     def layout(self) -> Layout:

@@ -24,8 +24,8 @@ from jaxret.data.formats import (
 )
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format
-from jaxret.data.libraries import named, tfds
-from jaxret.data.libraries.named import LIBRARIES, is_named, library_of
+from jaxret.data.libraries import tfds
+from jaxret.data.libraries.named import LIBRARIES, is_named
 from jaxret.data.libraries.open_sets import open_named_set, open_table
 from jaxret.data.lines import PathLike, find_file, parse_json_object, read_lines
 from jaxret.storage.address import is_bucket_address
@@ -107,17 +107,6 @@ def source_path(source: PathLike) -> Path:
     return parse_source(source)[1]
 
 
-def absolute_source(source: PathLike) -> str:
-    """Return the source with its path from the root."""
-    name, path = parse_source(source)
-    if is_named(path):
-        library, set_path = library_of(path)
-        path = Path(f"{library}:{Path(set_path).absolute()}") if Path(set_path).exists() else path
-    else:
-        path = path.absolute()
-    return f"{name}:{shown_path(path)}" if name else shown_path(path)
-
-
 def source_exists(source: PathLike) -> bool:
     """Return whether the file, the folder, or the named set on this machine exists."""
     path = source_path(source)
@@ -128,12 +117,6 @@ def source_exists(source: PathLike) -> bool:
     except DataError:
         return False
     return True
-
-
-def source_name(source: PathLike) -> str:
-    """Return the name of a data set in one word: the name of its folder, file or named set."""
-    path = source_path(source)
-    return named.set_name(path) if is_named(path) else path.absolute().name
 
 
 def choose_format(path: Path, sample: FileSample, format_name: str, role: str) -> DataFile:

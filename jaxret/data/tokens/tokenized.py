@@ -17,7 +17,6 @@ from jaxret.data.formats import (
     QuerySource,
     TrainingSource,
     parse_source,
-    source_name,
     source_path,
 )
 from jaxret.data.formats.rankings import RankingSource
@@ -97,7 +96,7 @@ class ExampleSource:
                 teacher_run=self.teacher_run,
             ),
         }
-        return StoreOrigin(f"{source_name(self.path)}.{self.split}", tuple(self.files()), settings)
+        return StoreOrigin(f"{self.data.data.name}.{self.split}", tuple(self.files()), settings)
 
 
 def _format_entry(**sources: str | Path) -> dict[str, Any]:

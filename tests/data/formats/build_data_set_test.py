@@ -16,7 +16,6 @@ from jaxret.data.formats import (
     Corpus,
     DataSource,
     TrainingSource,
-    absolute_source,
     list_files,
     open_role,
     read_corpus,
@@ -24,7 +23,6 @@ from jaxret.data.formats import (
     read_judgements,
     read_queries,
     source_exists,
-    source_name,
     source_path,
     write_beir,
 )
@@ -236,15 +234,12 @@ def test_names(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFDS_DATA_DIR", str(built.parent))
     assert read_judgements("tfds:made", "dev") == JUDGED["dev"]
     assert read_judgements("tfds:made:1.0.0/judgements/test") == JUDGED["test"]
-    assert (source_name("tfds:made/test"), source_name(built), source_name(f"tfds:{built}")) == (
-        "made-test",
-        "made",
-        "made",
-    )
-    assert source_name(f"tfds:{built}/test") == "made-test"
-    assert absolute_source("tfds:made") == "tfds:made"
+    sources = ("tfds:made/test", built, f"tfds:{built}")
+    assert [DataSource.open(source).name for source in sources] == ["made-test", "made", "made"]
+    assert DataSource.open(f"tfds:{built}/test").name == "made-test"
+    assert DataSource.open("tfds:made").absolute == "tfds:made"
     monkeypatch.chdir(built.parent)
-    assert absolute_source("made") == absolute_source(built) == f"tfds:{built}"
+    assert DataSource.open("made").absolute == DataSource.open(built).absolute == f"tfds:{built}"
     with pytest.raises(DataError, match=r"TFDS .*'wiki' .*nothing .*-c"):
         read_queries("tfds:wiki/train")
 

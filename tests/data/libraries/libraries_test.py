@@ -22,7 +22,6 @@ from jaxret.data.formats import (
     read_judgements,
     read_queries,
     read_run,
-    source_name,
     source_path,
 )
 from jaxret.data.formats.convert import convert_data
@@ -76,7 +75,7 @@ def test_ir_datasets(irds: Any, tmp_path: Path, no_network: list[Any]) -> None:
         .describe()
         .startswith("documents of ir_datasets, table docs of mine/dev/small (ir_datasets")
     )
-    assert source_name(source) == "mine-dev-small"
+    assert DataSource.open(source).name == "mine-dev-small"
     assert list(read_corpus(f"{source}/docs")) == DOCS
     done = convert_data(DataSource.open(source), tmp_path / "beir", "beir")
     assert read_judgements(tmp_path / "beir", "dev") == JUDGED
