@@ -81,7 +81,8 @@ def load_examples(
         log(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())
     if short:
-        advice = "" if data.negatives.lengths.any() else " (no example has one: data.negatives=0 is equal and faster)"
+        is_useless = training and not data.negatives.lengths.any()
+        advice = " (no example has one: data.negatives=0 is equal and faster)" if is_useless else ""
         log(
             f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; "
             f"their slots stay empty{advice}"
