@@ -253,8 +253,7 @@ def get_config() -> ConfigDict:
     config.loss.sparsity.passage = 0.0  # weight of the penalty on passages
     config.loss.sparsity.query_norm = "flops"  # penalty; flops: sum_j (mean_i |w_ij|)^2; l1: mean_i sum_j |w_ij|
     config.loss.sparsity.passage_norm = "flops"  # the same for passages
-    # Steps in which both weights rise quadratically from 0, about a third of all steps and not more than these; 0:
-    # constant weights.
+    # Steps in which both weights rise quadratically from 0, about a third of all steps; 0: constant weights.
     config.loss.sparsity.steps = 0
 
     config.optimizer = ConfigDict()
@@ -372,7 +371,7 @@ def get_config() -> ConfigDict:
     # Another metric, from epoch validation.then_from on; "": none. From this epoch on, only checkpoints with the new
     # metric can be the best.
     config.validation.then = ""
-    config.validation.then_from = 32.0  # epoch, which training must reach
+    config.validation.then_from = 32.0  # epoch
     # Which checkpoint is the best one: metric (the best by the metric), or last (the last one). Encoding, search,
     # mining, train.teacher and train.start_from use it.
     config.validation.best = "metric"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -117,28 +118,25 @@ def check_config(config: ConfigDict) -> None:
     check_tokens(config)
     check_losses(config)
     check_training_data(config)
-    steps, epochs = config.train.steps, config.train.epochs
-    if config.train.round == 1:  # the length of the other rounds is not in the config of a later one
-        check_reach(config, steps * config.train.rounds, epochs * config.train.rounds if steps < 0 else 0.0)
 
 
-def check_reach(config: ConfigDict, steps: int, epochs: float) -> None:
-    """Raise ValueError for a key whose step or epoch training does not reach, so that it would be without its effect.
+def describe_unreached(config: ConfigDict, steps: int, epochs: float) -> Iterator[str]:
+    """Yield a warning for each key whose step or epoch training does not reach. A short run of a published config has
+    some, so they are no errors.
 
-    `steps` and `epochs` are the length of training, all rounds included; 0 or less: unknown, or nothing is trained.
+    `steps` and `epochs` are the length of training, all rounds included; 0: nothing is trained.
     """
     sparsity, validation = config.loss.sparsity, config.validation
     if (sparsity.query or sparsity.passage) and 0 < steps < sparsity.steps:
-        raise ValueError(
-            f"loss.sparsity.steps is {sparsity.steps}, but training has {steps} steps, so the penalties would never "
-            f"have their weights: set it to at most {steps}"
+        yield (
+            f"loss.sparsity.steps is {sparsity.steps}, but training has {steps} steps: the weights of the penalties "
+            f"end at {(steps / sparsity.steps) ** 2:.3g} of their values"
         )
     selects = config.data.dev and validation.then and validation.best == "metric"
     if selects and 0 < (last := round(epochs, 6)) < validation.then_from:
-        raise ValueError(
-            f"validation.then_from is {validation.then_from:g}, but training has {last:g} epochs, so "
-            f"validation.then={validation.then!r} would never select the best checkpoint: set validation.then_from to "
-            f"at most {last:g}, or validation.then=''"
+        yield (
+            f"validation.then_from is {validation.then_from:g}, but training has {last:g} epochs: "
+            f"validation.then={validation.then!r} never selects the best checkpoint"
         )
 
 

@@ -63,7 +63,7 @@ from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointErro
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.lockfile import LockedError
 from jaxret.storage.working_copy import publish
-from jaxret.training.config_check import check_reach
+from jaxret.training.config_check import describe_unreached
 from jaxret.training.data_warnings import data_warnings
 from jaxret.training.logging import MetricsCallback, MetricsLog
 from jaxret.training.losses.grad_cache import describe_rounding
@@ -142,11 +142,12 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
     data = job.task.read_data(job)
     optimization = make_optimization(config, data.train, first)
     total, planned_steps = optimization.length.total, optimization.length.planned_steps
-    check_reach(config, planned_steps, planned_steps * optimization.length.epochs_per_batch * config.train.accumulate)
+    epochs = planned_steps * optimization.length.epochs_per_batch * config.train.accumulate
+    long_warmup = describe_long_warmup(config.optimizer, planned_steps)
     settings_warnings = []
-    if long_warmup := describe_long_warmup(config.optimizer, planned_steps):
-        job.log(long_warmup)
-        settings_warnings.append(RunWarning("settings", long_warmup))
+    for text in filter(None, [long_warmup, *describe_unreached(config, planned_steps, epochs)]):
+        job.log(text)
+        settings_warnings.append(RunWarning("settings", text))
     teacher, teacher_record = load_teacher(job, data.contract)
     state = None
     if not job.has_begun:  # a folder becomes a run only after its data and its weights could be read

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jaxret.training.config_check import check_config, check_retrieval, reference_options, weak_temperatures
+from jaxret.training.config_check import (
+    check_config,
+    check_retrieval,
+    describe_unreached,
+    reference_options,
+    weak_temperatures,
+)
 from tests.tiny import BERT, I3, LATE_INTERACTION, MLR, SPLADE, T5, make_config, make_retriever
 
 SOUND: dict[str, Any] = {"data.train": "somewhere", "train.batch_size": 16, "validation.batch_size": 16}
@@ -76,12 +83,6 @@ def checked(overrides: dict[str, Any]) -> None:
         (I3 | {"data.pseudo_queries": "", "loss.contrastive_weight": 0.0}, r"there is nothing to learn"),
         ({"loss.in_batch_negatives": False, "data.negatives": 0}, r"positive .*nothing .*compete"),
         ({"validation.best": "first"}, r"validation.best .*'first'; .*metric"),
-        (SPLADE | {"train.steps": 3}, r"loss.sparsity.steps .*4, .*3 steps.*: .*3"),
-        (SPLADE | {"train.steps": 3, "loss.sparsity.passage": 0.0}, r"loss.sparsity.steps .*4, .*3 steps"),
-        (
-            {"data.dev": "somewhere", "validation.then": "nll", "train.epochs": 20.0},
-            r"validation.then_from .*32, .*20 epochs.*'nll'.*: .*20",
-        ),
     ],
 )
 def test_contradicting_settings_are_errors(overrides: dict[str, Any], message: str) -> None:
@@ -89,20 +90,30 @@ def test_contradicting_settings_are_errors(overrides: dict[str, Any], message: s
         checked(overrides)
 
 
+DEV = {"data.dev": "somewhere", "validation.then": "nll"}
+
+
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "steps", "epochs", "warnings"),
     [
-        SPLADE | {"train.steps": 4},
-        SPLADE | {"train.steps": 0},
-        SPLADE | {"train.steps": 3, "train.rounds": 2},
-        SPLADE | {"train.steps": 3, "loss.sparsity.query": 0.0, "loss.sparsity.passage": 0.0},
-        {"data.dev": "somewhere", "validation.then": "nll", "train.epochs": 32.0},
-        {"data.dev": "somewhere", "validation.then": "nll", "train.epochs": 20.0, "validation.best": "last"},
-        {"validation.then": "nll", "train.epochs": 20.0},
+        (SPLADE, 3, 1.0, [r"loss.sparsity.steps is 4, .*3 steps: .* 0.562 "]),
+        (SPLADE | {"loss.sparsity.passage": 0.0}, 3, 1.0, ["loss.sparsity.steps"]),
+        (DEV, 9, 20.0, [r"validation.then_from is 32, .*20 epochs: .*'nll'"]),
+        (SPLADE | DEV, 3, 0.1, ["loss.sparsity.steps", "validation.then_from"]),
+        (SPLADE, 4, 1.0, []),
+        (SPLADE, 0, 0.0, []),
+        (SPLADE | {"loss.sparsity.query": 0.0, "loss.sparsity.passage": 0.0}, 3, 1.0, []),
+        (DEV, 9, 32.0, []),
+        (DEV | {"validation.best": "last"}, 9, 20.0, []),
+        (DEV | {"data.dev": ""}, 9, 20.0, []),
     ],
 )
-def test_keys_whose_step_is_reached_or_that_are_off(overrides: dict[str, Any]) -> None:
-    checked(overrides)
+def test_keys_whose_step_or_epoch_is_not_reached(
+    overrides: dict[str, Any], steps: int, epochs: float, warnings: list[str]
+) -> None:
+    texts = list(describe_unreached(make_config(overrides), steps, epochs))
+    assert len(texts) == len(warnings)
+    assert all(re.search(pattern, text) for pattern, text in zip(warnings, texts))
 
 
 def test_sound_settings() -> None:
