@@ -20,7 +20,7 @@ from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 from jaxret.configs.synonyms import suggest_name
 
 FOLDER = Path(__file__).parent
-NOT_CONFIGS = ("__init__.py", "options.py", "synonyms.py")  # modules of the folder that have no get_config
+NOT_CONFIGS = ("__init__.py", "options.py", "shared_options.py", "synonyms.py")  # modules of the folder that have no get_config
 
 
 def config_names() -> list[str]:

@@ -16,7 +16,7 @@ def test_paths_are_inside_the_folder_and_distinct(tmp_path: Path) -> None:
     paths = [path for path in fixed if isinstance(path, Path)]
     paths += [workdir.embeddings("wiki"), workdir.rankings("nq.test"), workdir.evaluation("nq.test")]
     paths += [workdir.encoding_time("wiki")]
-    assert len(set(paths)) == len(paths) == 19
+    assert len(set(paths)) == len(paths) == 20
     assert all(path.is_relative_to(tmp_path / "mlr") for path in paths)
     assert workdir.embeddings("wiki") == tmp_path / "mlr" / "embeddings" / "wiki"
     assert workdir.rankings("nq.test") == tmp_path / "mlr" / "runs" / "nq.test.trec"
