@@ -201,10 +201,16 @@ class Searcher:
         if self.group.count != 1:
             self.first_row, self._local_corpus = self.encoded_corpus.in_range(self.group.number, self.group.count)
         self._corpus: Any = self._local_corpus
-        open_vectors = self._open_sparse if self.encoded_corpus.sparse else self._open_dense
-        self.group.agreed(lambda: open_vectors(options, many))
+        self.group.agreed(lambda: self._open_vectors(options, many))
         self.embedder = self.run.embedder()
         self._texts: list[Passages] = []  # the passages of each part of the corpus, the last part first
+
+    def _open_vectors(self, options: SearchOptions, many: bool) -> None:
+        """Load what finds the best passages (see `__init__`). A searcher with workers has another method."""
+        if self.encoded_corpus.sparse:
+            self._open_sparse(options, many)
+        else:
+            self._open_dense(options, many)
 
     def _cut(self, size: int) -> None:
         """Cut the vectors of passages and queries to the first `size` dimensions."""
