@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,29 +29,17 @@ from jaxret.search.backends.sparse_scipy import as_csr  # noqa: E402
 from jaxret.search.inverted_lists import InvertedLists, sparse_backend, sparse_norms  # noqa: E402
 from jaxret.search.proof import recall_at  # noqa: E402
 from jaxret.types import SparseRows  # noqa: E402
+from tests.tiny import SparseBlocks  # noqa: E402
 
 VOCABULARY = 30_522
 PASSAGE_WORDS, QUERY_WORDS = 119, 43
 PARAMETERS = ("query_cut=10,heap_factor=0.7", "query_cut=10,heap_factor=0.9", "query_cut=30,heap_factor=1.0")
 
 
-class Passages:
-    """A corpus of blocks in memory, whose files nobody writes to."""
+class Passages(SparseBlocks):
+    """A corpus in memory whose files nobody writes to."""
 
     ragged = False
-
-    def __init__(self, blocks: list[SparseRows]) -> None:
-        self.blocks = blocks
-        self.total_rows, self.dimension = sum(map(len, blocks)), blocks[0].dimension
-
-    def describe(self, row: int) -> str:
-        return f"passage row {row}"
-
-    def __iter__(self) -> Iterator[tuple[int, SparseRows]]:
-        first = 0
-        for block in self.blocks:
-            yield first, block
-            first += len(block)
 
     def require_unwritten(self, rows: np.ndarray) -> None:
         pass
