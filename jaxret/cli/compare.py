@@ -27,7 +27,8 @@ _RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the ran
 
 def main(*runs: str) -> None:
     from jaxret.experiments.compare_runs import compare_on_sets, emit_comparisons, render_sets
-    from jaxret.experiments.report.write_report import ReportOptions, run_folders, write_report
+    from jaxret.experiments.report.report_options import ReportOptions
+    from jaxret.experiments.report.write_report import run_folders, write_report
     from jaxret.parallel.events import emit
 
     sets = compare_on_sets(runs, _DATA.value, _MEASURES.value or (), _SEED.value, _RESAMPLES.value)

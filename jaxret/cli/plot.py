@@ -13,8 +13,8 @@ NAME=RUN,RUN names a system of several seeds.
 
 from absl import flags
 
-from jaxret.cli.flags import define_flag
-from jaxret.configs import shared_options
+from jaxret.cli.flags import OptionFlags
+from jaxret.experiments.pictures.picture_options import PictureOptions
 
 ARGUMENTS = {
     "KIND": "sweep, training, annealing, winners, weights, words or domains",
@@ -22,19 +22,10 @@ ARGUMENTS = {
 }
 
 _OUT = flags.DEFINE_string("out", "", "path of the picture without ending; default: KIND in the current folder")
-_MEASURES = flags.DEFINE_list("measures", [], "sweep: the measure; domains: one measure for both axes, or one for each")
-_X = flags.DEFINE_list(
-    "x", [], "domains: results in the domain of training (eval/NAME.json); of several results, their mean"
-)
-_Y = flags.DEFINE_list("y", [], "domains: results of other domains")
-_PASSAGE = flags.DEFINE_string("passage", "", "words: text of the passage")
-_TITLE = flags.DEFINE_string("title", "", "words: title of the passage")
-_CHECKPOINT = define_flag(shared_options.checkpoint())
+_OPTIONS = OptionFlags(PictureOptions)
 
 
 def main(kind: str, *runs: str) -> None:
-    from jaxret.experiments.pictures.draw import PictureOptions, draw
+    from jaxret.experiments.pictures.draw import draw
 
-    results = tuple(_X.value), tuple(_Y.value)
-    options = PictureOptions(tuple(_MEASURES.value), *results, _PASSAGE.value, _TITLE.value, _CHECKPOINT.value)
-    print(f"picture: {draw(kind, runs, _OUT.value, options)}")
+    print(f"picture: {draw(kind, runs, _OUT.value, _OPTIONS())}")

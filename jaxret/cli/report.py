@@ -9,22 +9,19 @@ latency, queries that are won and lost, and all warnings. The first run is the b
 
 from absl import flags
 
+from jaxret.cli.flags import OptionFlags
+from jaxret.experiments.report.report_options import ReportOptions
+
 ARGUMENTS = {"WORKDIR...": "folders of runs; NAME=RUN,RUN is one system"}
 
 _OUT = flags.DEFINE_string("out", "report.html", "HTML file to write")
-_DATA = flags.DEFINE_list("data", [], "names of results to show (eval/NAME.json); default: all")
-_MEASURES = flags.DEFINE_list(
-    "measures", [], "measures to compare; pictures show the first; default: all common measures"
-)
-_QUERIES = flags.DEFINE_integer("queries", 5, "number of wins, and of losses, to show with their texts", lower_bound=0)
-_TITLE = flags.DEFINE_string("title", "", "title of the page; default: the names of the runs")
+_OPTIONS = OptionFlags(ReportOptions)
 
 
 def main(*runs: str) -> None:
-    from jaxret.experiments.report.write_report import ReportOptions, write_report
+    from jaxret.experiments.report.write_report import write_report
     from jaxret.parallel.events import emit
 
-    options = ReportOptions(tuple(_DATA.value), tuple(_MEASURES.value), _QUERIES.value, _TITLE.value)
-    path = write_report(runs, _OUT.value, options)
+    path = write_report(runs, _OUT.value, _OPTIONS())
     print(f"report: {path}")
     emit("file", kind="report", path=path)

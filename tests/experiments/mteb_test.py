@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxret.data.formats import Corpus
-from jaxret.experiments.mteb.mteb_options import MtebOptions
+from jaxret.experiments.mteb.mteb_request import MtebRequest
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
 from tests.pipeline import REPOSITORY, run_script, untrained_run, write_data, write_encoder
@@ -206,4 +206,4 @@ def test_without_mteb_the_remedy_is_named(root: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: jaxret mteb needs mteb, which is not installed: pip install 'jaxret[mteb]'")
     with pytest.raises(ValueError, match="model_name is 'mlr'; it must be ORGANIZATION/NAME"):
-        MtebOptions(model_name="mlr")
+        MtebRequest(workdir="one", tasks=("data",), out="none", model_name="mlr")

@@ -13,50 +13,41 @@ from typing import Any
 from jaxret.data.formats import Corpus
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.mteb.mteb_options import MtebOptions
+from jaxret.experiments.mteb.mteb_request import MtebRequest
 from jaxret.parallel.events import emit
-from jaxret.runs.run import Run
+from jaxret.runs.run import open_run
 from jaxret.storage.atomic import atomic_write
 from jaxret.storage.folder_kinds import MTEB, require_folder_kind
 
 
-def require_mteb() -> None:
-    """Raise ValueError if mteb is not installed."""
-    if importlib.util.find_spec("mteb") is None:
-        raise ValueError("jaxret mteb needs mteb, which is not installed: pip install 'jaxret[mteb]'")
-
-
-def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions) -> str:
-    """Evaluate a run on tasks, write mteb's results below `out`, and return a table of the main scores.
+def evaluate_by_mteb(request: MtebRequest) -> str:
+    """Evaluate a run on tasks, write mteb's results, and return a table of the main scores.
 
     A task is not repeated if it has a result of this checkpoint on the same data.
-
-    Args:
-        run: the run to evaluate.
-        out: folder for results/ORGANIZATION__NAME/REVISION/TASK.json, and for the corpora of named tasks.
-        options: the tasks and their settings.
 
     Raises:
         ValueError: mteb is not installed or does not accept the card; no task is given; a task is unknown, is not
             retrieval or has no data on this machine; or two folders have one name.
         FileNotFoundError: the card does not exist.
-        FileExistsError: `out` is a folder of another kind.
+        FileExistsError: the folder of the results is a folder of another kind.
     """
-    require_mteb()
+    if importlib.util.find_spec("mteb") is None:
+        raise ValueError("jaxret mteb needs mteb, which is not installed: pip install 'jaxret[mteb]'")
+    run, out = open_run(request.workdir, request.checkpoint), Path(request.out)
     require_folder_kind(out, MTEB)
-    if not options.tasks:
+    if not request.tasks:
         raise ValueError("--tasks is empty; give names of mteb's tasks or folders in BEIR's layout, with commas")
-    if not options.download:  # libraries read these variables when mteb is imported
+    if not request.download:  # libraries read these variables when mteb is imported
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     from mteb.cache import ResultCache
     from mteb.results import TaskResult
 
     from jaxret.experiments.mteb.mteb_searcher import MtebSearcher, model_meta
 
-    meta = model_meta(run, options.model_name or f"jaxret/{run.workdir.name}", options.card)
+    meta = model_meta(run, request.model_name or f"jaxret/{run.workdir.name}", request.card)
     searcher, cache = MtebSearcher(run, out, meta), ResultCache(out)
     rows, results = [], []
-    for task, corpus in list(_open_tasks(options)):
+    for task, corpus in list(_open_tasks(request)):
         name = task.metadata.name
         if corpus and searcher.corpora.setdefault(name, corpus) != corpus:
             raise ValueError(
@@ -66,7 +57,7 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions) -> str:
         result = cache.load_task_result(name, meta)
         if result is None or result.dataset_revision != task.metadata.revision:
             begin = time.time()
-            _load_data(task, options.download)
+            _load_data(task, request.download)
             scores = {split: task.evaluate(searcher, split, encode_kwargs={}) for split in task.eval_splits}
             result = TaskResult.from_task_results(task, scores, evaluation_time=time.time() - begin)
             cache.save_to_cache(result, meta, encode_kwargs={})
@@ -80,16 +71,16 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions) -> str:
     return "\n".join([aligned_table(["task", "split", "measure", "score"], rows, left=3), f"written to {files}"])
 
 
-def _open_tasks(options: MtebOptions) -> Iterator[tuple[Any, Corpus | None]]:
+def _open_tasks(request: MtebRequest) -> Iterator[tuple[Any, Corpus | None]]:
     """Yield (task, corpus). The corpus is None unless the task is a folder of the user."""
     import mteb
 
     from jaxret.experiments.mteb.folder_task import folder_task
 
-    for name in options.tasks:
+    for name in request.tasks:
         if Path(name).is_dir():
             corpus = Corpus.open(name)
-            yield folder_task(corpus, EvaluationSource.open(name, name, options.split)), corpus
+            yield folder_task(corpus, EvaluationSource.open(name, name, request.split)), corpus
             continue
         try:
             (task,) = mteb.get_tasks(tasks=[name])

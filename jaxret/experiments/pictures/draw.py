@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxret.configs.options import check_options
 from jaxret.data.records import Passage
 from jaxret.experiments.compare_runs import split_argument
 from jaxret.experiments.explain import own_word_values
 from jaxret.experiments.pictures.canvas import save_picture
+from jaxret.experiments.pictures.picture_options import PictureOptions
 from jaxret.experiments.pictures.run_pictures import (
     Runs,
     annealing_picture,
@@ -38,23 +37,6 @@ _RUN_PICTURES: dict[str, Callable[[Runs], Figure]] = {
     "weights": weight_picture,
 }
 PICTURE_KINDS = ("sweep", *_RUN_PICTURES, "domains", "words")
-
-
-@dataclass(frozen=True)
-class PictureOptions:
-    """Options that only some kinds of pictures read. Raises ValueError for a value of another type."""
-
-    # measures to draw: one for `sweep`; one for both axes of `domains`, or one for each axis; () for the first measure
-    measures: tuple[str, ...] = ()
-    # x, y: names of results (eval/NAME.json) on the axes of `domains`; the mean over several
-    x: tuple[str, ...] = ()
-    y: tuple[str, ...] = ()
-    passage: str = ""  # text of the passage of `words`
-    title: str = ""  # title of the passage of `words`
-    checkpoint: str = "best"  # checkpoint of the run of `words`
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOptions | None = None) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from jaxret.configs.options import check_options
 from jaxret.experiments.compare_runs import split_argument
 from jaxret.experiments.report.page import Section, render_page
 from jaxret.experiments.report.quality_sections import cost_section, layer_section, quality_section, winner_section
 from jaxret.experiments.report.query_section import query_section
+from jaxret.experiments.report.report_options import ReportOptions
 from jaxret.experiments.report.run_files import ReportFiles
 from jaxret.experiments.report.run_sections import (
     config_section,
@@ -21,22 +20,6 @@ from jaxret.experiments.report.run_sections import (
 )
 from jaxret.experiments.report.warning_section import warning_section
 from jaxret.storage.atomic import atomic_write, require_file_path
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Options of a report. Raises ValueError for a value that is not allowed."""
-
-    data: tuple[str, ...] = ()  # names of the results to show (eval/NAME.json); () for all
-    # measures to compare; () for all that every result has. Pictures and single queries show the first one.
-    measures: tuple[str, ...] = ()
-    queries: int = 5  # number of wins, and of losses, that are shown with their texts
-    title: str = ""  # title of the page; "" for a title with the names of the runs
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.queries < 0:
-            raise ValueError(f"queries is {self.queries}; it must be at least 0")
 
 
 def write_report(

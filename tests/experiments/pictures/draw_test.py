@@ -16,7 +16,8 @@ from jaxret.configs import base
 from jaxret.evaluation.evaluation_report import write_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.pictures.canvas import new_picture, save_picture
-from jaxret.experiments.pictures.draw import PictureOptions, draw
+from jaxret.experiments.pictures.draw import draw
+from jaxret.experiments.pictures.picture_options import PictureOptions
 from jaxret.experiments.pictures.run_pictures import (
     domain_picture,
     temperatures,

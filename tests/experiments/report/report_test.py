@@ -15,10 +15,11 @@ from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.experiments.pictures.canvas import picture_svg
 from jaxret.experiments.report.html import Number, as_html, data_table, tag, value_cell
+from jaxret.experiments.report.report_options import ReportOptions
 from jaxret.experiments.report.report_pictures import cost_picture
 from jaxret.experiments.report.run_files import ReportFiles
 from jaxret.experiments.report.set_texts import winning_vectors
-from jaxret.experiments.report.write_report import ReportOptions, run_folders, write_report
+from jaxret.experiments.report.write_report import run_folders, write_report
 from jaxret.models.heads.head import Side
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run_warnings import RunWarning, keep_warnings
