@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxret.data.errors import Policy
+from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import Corpus, hash_id
 from jaxret.data.formats.containers import read_records
+from jaxret.data.records import Passage
 from jaxret.data.tokens.store import ColumnWriter, Strings, StringsBuilder
 from jaxret.index.encoded_corpus import EncodedCorpus, corpus_of
 from jaxret.index.passages import unchanged_corpus
@@ -195,35 +196,50 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
     order = np.argsort(hashes, kind="stable")
     sorted_hashes, visited_rows = hashes[order], np.zeros(len(ids), bool)
     fields: dict[str, tuple[dict[str, int], array[int], array[int]]] = {}
-    for key, record in _records(unchanged_corpus(shards.folder)):
+    empty_passages: list[tuple[str, list[tuple[str, str]]]] = []
+
+    def add(key: str, record: list[tuple[str, str]]) -> None:
         begin, end = (int(np.searchsorted(sorted_hashes, np.uint64(hash_id(key)), side)) for side in ("left", "right"))
         row = next((int(row) for row in order[begin:end] if ids[int(row)] == key), -1)
         if row < 0 or visited_rows[row]:
-            continue  # the record was skipped when the corpus was encoded
+            return  # the record was skipped when the corpus was encoded
         visited_rows[row] = True
         for name, value in dict.fromkeys(record):
             values, codes, rows = fields.setdefault(name, ({}, array("q"), array("q")))
             codes.append(values.setdefault(value, len(values)))
             rows.append(row)
+
+    for passage, record in _records(unchanged_corpus(shards.folder)):
+        if passage.text.strip() or passage.title.strip():
+            add(passage.id, record)
+        else:
+            empty_passages.append((passage.id, record))
+    for key, record in empty_passages:  # if no passage with a text has the id, it was encoded under "keep"
+        add(key, record)
     return fields
 
 
-def _records(corpus: Corpus) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield (passage id, its (field, value) pairs) of the records of a corpus that have metadata."""
+class _EmptyPassagesPolicy(Policy):
+    """Leaves bad records out, but for passages without title and text."""
+
+    def reject_empty(self, error: DataError) -> None:
+        pass
+
+
+def _records(corpus: Corpus) -> Iterator[tuple[Passage, list[tuple[str, str]]]]:
+    """Yield (passage, its (field, value) pairs) of the passages of a corpus, also of empty ones."""
     source = corpus.file
     if source.format.passages is None or source.container not in _RECORDS:
         return
     usual_keys = {*source.format.keys, "title"}
-    passages = source.format.passages(source, Policy("skip"), None)
+    passages = source.format.passages(source, _EmptyPassagesPolicy("skip"), None)
     location, passage = next(passages, (None, None))
     for record_location, record in read_records(source, Policy("skip")):
         if passage is None or record_location != location:
             continue  # a record that is not a passage
         extra = {key: value for key, value in record.items() if key not in usual_keys and key != "metadata"}
         metadata = record.get("metadata")
-        pairs = [*_pairs("", metadata if isinstance(metadata, dict) else {}), *_pairs("", extra)]
-        if pairs:
-            yield passage.id, pairs
+        yield passage, [*_pairs("", metadata if isinstance(metadata, dict) else {}), *_pairs("", extra)]
         location, passage = next(passages, (None, None))
 
 

@@ -165,6 +165,25 @@ def test_the_corpus_file_is_read_once(root: Path, run: Run, tmp_path: Path) -> N
     assert matching_rows(open_encoded(folder), ["colour:red"]).tolist() == rows
 
 
+@pytest.mark.parametrize(("on_error", "expected"), [("keep", ["p1", "p3"]), ("skip", ["p2", "p3"])])
+def test_an_empty_passage_has_metadata_if_it_was_encoded(
+    on_error: str, expected: list[str], run: Run, tmp_path: Path
+) -> None:
+    """Under "skip", the record with a text that follows the empty one with its id is the passage."""
+    records = [
+        {"_id": "p1", "text": " ", "metadata": {"colour": "red"}},
+        {"_id": "p2", "text": "river", "metadata": {"colour": "red" if on_error == "skip" else "green"}},
+        {"_id": "p3", "text": "stone", "metadata": {"colour": "red"}},
+        *([{"_id": "p1", "text": "music", "metadata": {"colour": "green"}}] if on_error == "skip" else []),
+    ]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    encoding = EncodeOptions(on_error=on_error)
+    encoded_corpus = open_encoded(encode_corpus(run, Corpus.open(path), on_error, encoding, progress=False).folder)
+    assert encoded_corpus.total_rows == 3
+    assert encoded_corpus.ids(matching_rows(encoded_corpus, ["colour:red"])) == expected
+
+
 def test_parts_and_deleted_passages(root: Path, run: Run, tmp_path: Path) -> None:
     for name, part in {"x": RECORDS[:40], "y": RECORDS[40:]}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in part))
