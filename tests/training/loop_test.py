@@ -604,6 +604,7 @@ def test_an_invalid_start_run(key: str, value: Any, message: str, root: Path, tm
     assert not (tmp_path / "run").exists(), "the corrected command is no other run"
 
 
+@pytest.mark.slow
 def test_an_epoch_that_the_steps_do_not_reach_is_a_warning(root: Path, tmp_path: Path) -> None:
     """How many epochs the steps are is known when the data have been read."""
     train(config_of(root, train__steps=2, validation__then="nll"), tmp_path / "run", progress=False)

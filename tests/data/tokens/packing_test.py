@@ -120,6 +120,7 @@ def test_every_batch_fits_into_a_size() -> None:
     assert packer(sample[0], sample[0])[0].rows < 16
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("bins", "most"), [(8, 1.09), (16, 1.12)])
 def test_bins_of_few_texts_are_filled(bins: int, most: float) -> None:
     """By sizes of several widths: rows of 256 alone are too coarse for a bin of a thousand tokens."""
