@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 from jaxret.data.errors import Policy
 from jaxret.data.formats.beir import QRELS_KEYS
 from jaxret.data.formats.built_records import FEATURES, OTHER_PASSAGES, PASSAGES, WHOLE_SPLIT
-from jaxret.data.formats.convert import Conversion
+from jaxret.data.formats.convert import Conversion, CountedRecords
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.libraries import tfds
@@ -36,6 +35,7 @@ from jaxret.storage.folder_kinds import DATA_SET, require_folder_kind
 from jaxret.storage.lockfile import FolderLock
 from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
+# BEIR's keys
 _TEXTS = {"_id": str, "title": str, "text": str}
 _QUERIES = {"_id": str, "text": str, "answers": [str], "instruction": str}
 _JUDGEMENTS = dict(zip(QRELS_KEYS, (str, str, int)))
@@ -164,30 +164,13 @@ class _Builder:
     def _write_table(
         self, config: str, features: dict[str, Any], splits: Mapping[str, Iterable[dict[str, Any]]]
     ) -> None:
-        tables = {split: _Rows(rows) for split, rows in splits.items()}
-        tables = {split: rows for split, rows in tables.items() if rows}
+        tables = {split: rows for split, records in splits.items() if (rows := CountedRecords(records))}
         if not tables:
             return
         tfds.write_tfds_table(self.work, self.name, config, self.version, features, tables)
         self.tables.append(config)
         for split, rows in tables.items():
-            self.conversion.records[f"{config}/{split}"] = rows.count
-
-
-class _Rows:
-    """Records that are counted while they are written. The object is false if it has no record."""
-
-    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
-        self.count, self._iterator = 0, iter(rows)
-        self._first = list(islice(self._iterator, 1))
-
-    def __bool__(self) -> bool:
-        return bool(self._first)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in chain(self._first, self._iterator):
-            self.count += 1
-            yield row
+            self.conversion.records[f"{config}/{split}"] = len(rows)
 
 
 def _corpus(passages: Iterable[Passage], rows: Rows) -> Iterator[dict[str, Any]]:
@@ -210,31 +193,18 @@ def _number_other_passages(rows: Rows) -> list[Passage]:
 
 
 def _text(passage: Passage) -> dict[str, Any]:
-    return {"_id": passage.id, "title": passage.title, "text": passage.text}
+    return dict(zip(_TEXTS, (passage.id, passage.title, passage.text)))
 
 
 def _query(query: Query) -> dict[str, Any]:
-    return {
-        "_id": query.id,
-        "text": query.text,
-        "answers": list(query.answers),
-        "instruction": query.instruction,
-    }
+    return dict(zip(_QUERIES, (query.id, query.text, list(query.answers), query.instruction)))
 
 
 def _judgement(judgement: Judgement) -> dict[str, Any]:
-    return dict(zip(QRELS_KEYS, (judgement.query_id, judgement.passage_id, judgement.relevance)))
+    return dict(zip(_JUDGEMENTS, (judgement.query_id, judgement.passage_id, judgement.relevance)))
 
 
 def _record(example: Example, rows: Rows, every_positive: bool) -> dict[str, Any]:
-    return {
-        "query_id": example.query.id,
-        "query": example.query.text,
-        "answers": list(example.query.answers),
-        "instruction": example.query.instruction,
-        "positives": [rows[passage] for passage in example.positives],
-        "negatives": [rows[passage] for passage in example.negatives],
-        "positive_scores": list(example.positive_scores),
-        "negative_scores": list(example.negative_scores),
-        "every_positive": every_positive,
-    }
+    sides = ([rows[passage] for passage in side] for side in (example.positives, example.negatives))
+    scores = example.positive_scores, example.negative_scores
+    return dict(zip(FEATURES, (*_query(example.query).values(), *sides, *map(list, scores), every_positive)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -82,28 +83,36 @@ def convert_data(
         if own_role in gives and role in ("", own_role):
             data = open_role(source, own_role, split)
             records: Any = data.read(policy, targets=False) if isinstance(data, TrainingSource) else data.read(policy)
-            items = _Counting(records)
-            losses = write(Path(destination), items.values)
+            items = records if isinstance(records, dict) else CountedRecords(records)
+            losses = write(Path(destination), items)
             if isinstance(data, TrainingSource):
                 losses += _changed_targets(records, not data.first_target_only, FORMATS_BY_NAME[name].every_positive)
             if isinstance(data, RankingSource) and data.without_scores:
-                losses["scores"], losses[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
-            return Conversion(data.describe(), {str(destination): items.count}, losses)
+                losses["scores"], losses[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else len(items)
+            return Conversion(data.describe(), {str(destination): len(items)}, losses)
     roles = " or ".join(own_role for own_role in WRITERS[name] if role in ("", own_role)) or role
     raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {roles}")
 
 
-class _Counting:
-    """Values that are counted while they are taken; a dict stays one."""
+class CountedRecords:
+    """Records that are counted while they are written: its length is the number so far. It is false without a
+    record."""
 
-    def __init__(self, values: Any) -> None:
-        self.count = len(values) if isinstance(values, dict) else 0
-        self.values: Any = values if isinstance(values, dict) else self._counted(values)
+    def __init__(self, records: Iterable[Any]) -> None:
+        iterator = iter(records)
+        first = list(islice(iterator, 1))
+        self._count, self._is_empty, self._records = 0, not first, chain(first, iterator)
 
-    def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
-        for value in values:
-            self.count += 1
-            yield value
+    def __bool__(self) -> bool:
+        return not self._is_empty
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        for record in self._records:
+            self._count += 1
+            yield record
 
 
 def _has(source: DataSource, role: str, split: str) -> bool:
@@ -125,17 +134,17 @@ class _Folder:
     conversion: Conversion
 
     def write(self, file: str, name: str, role: str, values: Iterable[Any]) -> None:
-        items = _Counting(values)
-        self.conversion.losses += WRITERS[name][role](self.folder / file, items.values)
-        self.conversion.records[file] = items.count
+        records = CountedRecords(values)
+        self.conversion.losses += WRITERS[name][role](self.folder / file, records)
+        self.conversion.records[file] = len(records)
 
 
 def _beir(folder: Path, data: FullDataSet) -> Conversion:
-    passages, queries = _Counting(data.passages()), data.queries(None)
-    judgements_by_split = {split: data.judgements(split) for split in data.splits}
-    write_beir(folder, passages.values, queries, judgements_by_split)
+    queries, judgements_by_split = data.queries(None), {split: data.judgements(split) for split in data.splits}
+    passages = CountedRecords(data.passages())
+    write_beir(folder, passages, queries, judgements_by_split)
     counts = {f"qrels/{split}.tsv": len(judgements) for split, judgements in judgements_by_split.items()}
-    conversion = Conversion(data.source, {"corpus.jsonl": passages.count, "queries.jsonl": len(queries), **counts})
+    conversion = Conversion(data.source, {"corpus.jsonl": len(passages), "queries.jsonl": len(queries), **counts})
     conversion.losses += _lost_training(data, judgements_by_split)
     return conversion
 
