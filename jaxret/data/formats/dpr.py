@@ -184,7 +184,7 @@ def _is_corpus(sample: FileSample) -> bool:
     if not _has_texts(sample):  # single words: judgements, a run or triples
         return False
     text, title = (sum(len(row[column]) for row in sample.rows) for column in (1, 2))
-    # Otherwise the columns are id, title, text (`rocketqa.py`), and the texts have several words.
+    # Otherwise the columns are id, title, text (`msmarco.py`), and the texts have several words.
     return text >= title or (len(sample.rows) < 10 and not any(len(row[2].split()) > 1 for row in sample.rows))
 
 

@@ -1,4 +1,5 @@
-"""MS MARCO's files: tables between tabs, without header and without quoting.
+"""MS MARCO's files, and those of RocketQA's MS MARCO, which I3 and MLR use: tables between tabs, without header and
+without quoting.
 
 Texts of collection.tsv and of the triples that were encoded twice ("cafÃ©") are not repaired. ir_datasets repairs them,
 so its texts differ.
@@ -6,24 +7,26 @@ so its texts differ.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample, is_number, is_text
 from jaxret.data.formats.format import DataFile, Format, IdExample, group_ids, has_keys
-from jaxret.data.formats.tables import tab_rows
+from jaxret.data.formats.tables import is_header, tab_rows
 from jaxret.data.formats.text_rows import TextRow, group_by_query
-from jaxret.data.formats.texts import record_id, record_ids, unique_queries
+from jaxret.data.formats.texts import record_id, record_ids, require_new_id, unique_queries
 from jaxret.data.formats.trec import RunLine, is_integer
 from jaxret.data.lines import Digest
-from jaxret.data.record_checks import check_passage, check_query, normalize_question, require_key, shorten
+from jaxret.data.record_checks import check_passage, check_query, normalize_question, require_id, require_key, shorten
 from jaxret.data.records import Example, Passage, Query, Record
 
 QUERY_ID, POSITIVES, NEGATIVES = "qid", "pos", "neg"
 _GRADES = 4  # highest usual grade of qrels; a higher number is a rank or an id
 _ANY_GRADE = 100  # in a sample of `_ENOUGH_ROWS`, a column whose numbers are mostly not above this has no passage ids
 _ENOUGH_ROWS = 10
+_IDS = re.compile(r"[^\s,]+(,[^\s,]+)*")  # ids between commas
 
 
 def read_collection(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
@@ -128,14 +131,44 @@ def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     return (line for _, line in policy.parse_records(rows, parse))
 
 
+def read_id_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
+    """Yield the lines of rankings from train.negatives.tsv: query id, ids of passages between commas. The score is
+    1 / rank. Raises DataError for a line of another form."""
+    first: dict[str, Location] = {}
+
+    def check(row: list[str], location: Location) -> list[str]:
+        require_new_id(require_id(row[0], "query id", location), "query id", location, first)
+        if not _IDS.fullmatch(row[1]):
+            remedy = "write ids between commas, without spaces: 12,7,34"
+            raise location.error("bad ids", f"the second column is not a list of ids: {row[1][:60]!r}", remedy)
+        return row
+
+    rows = tab_rows(file.path, ("query id", "passage ids between commas"), policy)
+    for location, (query, ids) in policy.parse_records(rows, check):
+        for rank, passage in enumerate(ids.split(","), 1):
+            yield RunLine(location, query, passage, rank, 1 / rank)
+
+
+def read_titled_collection(
+    file: DataFile, policy: Policy, digest: Digest | None = None
+) -> Iterator[tuple[Location, Passage]]:
+    """Yield (location, passage) of collection.splitTitle.tsv: id, title, text, without header and quoting."""
+
+    def parse(row: list[str], location: Location) -> Passage:
+        key, title, text = row
+        return check_passage(Passage(key, text, title), location, policy)
+
+    return policy.parse_records(tab_rows(file.path, ("passage id", "title", "text"), policy, digest), parse)
+
+
 # What files look like
 
 
-def is_one_word(row: list[str], *columns: int) -> bool:
+def _is_one_word(row: list[str], *columns: int) -> bool:
     return all(len(row[column].split()) == 1 for column in columns)
 
 
-def holds_for_most(rows: list[list[str]], test: Callable[[list[str]], bool]) -> bool:
+def _holds_for_most(rows: list[list[str]], test: Callable[[list[str]], bool]) -> bool:
     """Return whether a test holds for at least half of the rows, so that a single bad row does not change the
     format."""
     return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
@@ -145,8 +178,8 @@ def _is_texts(sample: FileSample) -> bool:
     return (
         sample.container == "table"
         and sample.columns == 2
-        and holds_for_most(sample.rows, lambda row: is_one_word(row, 0))
-        and not holds_for_most(sample.rows, lambda row: _looks_like_id(row[1]))
+        and _holds_for_most(sample.rows, lambda row: _is_one_word(row, 0))
+        and not _holds_for_most(sample.rows, lambda row: _looks_like_id(row[1]))
     )
 
 
@@ -170,14 +203,14 @@ def looks_like_ranks(sample: FileSample) -> bool:
 
 
 def _is_named(sample: FileSample) -> bool:
-    if sample.columns != 3 or not holds_for_most(sample.rows, lambda row: is_one_word(row, 0, 1, 2)):
+    if sample.columns != 3 or not _holds_for_most(sample.rows, lambda row: _is_one_word(row, 0, 1, 2)):
         return False
     if sample.lines[0].startswith("id\t"):  # the header of DPR's psgs.tsv
         return False
-    if holds_for_most(sample.rows, lambda row: is_text(row[1]) or is_text(row[2])):
+    if _holds_for_most(sample.rows, lambda row: is_text(row[1]) or is_text(row[2])):
         return False
     highest = _ANY_GRADE if len(sample.rows) >= _ENOUGH_ROWS else _GRADES
-    if holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest):
+    if _holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest):
         return False
     return not _are_scores(sample) and not _are_labels(sample)
 
@@ -201,23 +234,42 @@ def _is_triples(sample: FileSample) -> bool:
     """Return whether the rows are triples of texts, not pairs of texts with a score or a label."""
     return (
         sample.columns == 3
-        and holds_for_most(sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2]))
+        and _holds_for_most(sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2]))
         and not _are_scores(sample)
-        and not holds_for_most(sample.rows, lambda row: is_integer(row[2]))
-        and not (_are_labels(sample) and holds_for_most(sample.rows, lambda row: is_one_word(row, 2)))
+        and not _holds_for_most(sample.rows, lambda row: is_integer(row[2]))
+        and not (_are_labels(sample) and _holds_for_most(sample.rows, lambda row: _is_one_word(row, 2)))
     )
 
 
 def _is_candidates(sample: FileSample) -> bool:
     """Return whether the rows are candidates, not documents, whose second column is a URL."""
-    return sample.columns == 4 and holds_for_most(
-        sample.rows, lambda row: is_one_word(row, 0, 1) and "://" not in row[1] and len(row[3].split()) > 1
+    return sample.columns == 4 and _holds_for_most(
+        sample.rows, lambda row: _is_one_word(row, 0, 1) and "://" not in row[1] and len(row[3].split()) > 1
     )
 
 
 def _is_negatives(sample: FileSample) -> bool:
     keys = has_keys(QUERY_ID, POSITIVES, NEGATIVES)
     return keys(sample) and isinstance(sample.records[0].get(NEGATIVES), dict)
+
+
+def _is_id_lists(sample: FileSample) -> bool:
+    """Return whether a table has two columns, and the second has several ids between commas in most lines."""
+    if sample.container != "table" or sample.columns != 2:
+        return False
+    return _holds_for_most(
+        sample.rows, lambda row: _is_one_word(row, 0) and "," in row[1] and bool(_IDS.fullmatch(row[1].rstrip("\r")))
+    )
+
+
+def _is_titled(sample: FileSample) -> bool:
+    """Return whether a table has no header line and three columns: an id, a shorter text, a longer text."""
+    if sample.container != "table" or sample.columns != 3 or is_header(sample.lines[0].split("\t")):
+        return False
+    if not _holds_for_most(sample.rows, lambda row: _is_one_word(row, 0) and len(row[2].split()) > 1):
+        return False
+    title, text = (sum(len(row[column]) for row in sample.rows) for column in (1, 2))
+    return text > title
 
 
 FORMATS = (
@@ -229,6 +281,15 @@ FORMATS = (
         columns=(3,),
         without_scores=True,
         rankings=read_ranks,
+    ),
+    Format(
+        name="rocketqa.negatives",
+        title="RocketQA negatives",
+        description="two columns between tabs: query id, ids of passages between commas",
+        matches=_is_id_lists,
+        columns=(2,),
+        without_scores=True,
+        rankings=read_id_lists,
     ),
     Format(
         name="msmarco.named",
@@ -273,5 +334,13 @@ FORMATS = (
         columns=(2,),
         passages=read_collection,
         queries=read_tab_queries,
+    ),
+    Format(
+        name="rocketqa.passages",
+        title="MS MARCO collection with titles",
+        description="three columns between tabs, without header and quotes: id, title, text, which is the longer one",
+        matches=_is_titled,
+        columns=(3,),
+        passages=read_titled_collection,
     ),
 )
