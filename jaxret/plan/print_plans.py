@@ -1,4 +1,4 @@
-"""Prints a plan, or a table of docs/scale.md (`jaxret plan`).
+"""Prints a plan (`jaxret plan`).
 
 Functions import JAX after they select the CPU, so that a plan never runs on an accelerator.
 """
@@ -9,10 +9,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -21,22 +19,17 @@ from jaxret.configs.options import option
 from jaxret.configs.synonyms import suggest_name
 from jaxret.parallel.events import emit
 
-if TYPE_CHECKING:
-    from jaxret.parallel.chips import Topology
-
-SUBJECTS = ("train", "encode", "search", "table")
+SUBJECTS = ("train", "encode", "search")
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The plan to print. Raises ValueError for a utilization that is no share, and for lengths of texts that are not
-    used."""
+    """The plan to print. Raises ValueError for an unknown subject, a utilization that is no share, and for lengths of
+    texts that are not used."""
 
     subject: str  # one of SUBJECTS
-    config: ConfigDict | None = None  # config to plan; None: a table of `configs_folder`
-    config_name: str = ""  # name of the config in the plan
-    configs_folder: str = option("", "with `table`: folder of configs; all of them are planned", flag="configs")
-    sizes: bool = option(False, "with `table` and --configs: print bytes and search time of corpora")
+    config: ConfigDict
+    config_name: str  # name of the config in the plan
     topologies: tuple[str, ...] = option(
         (), "chips, such as v5e:4x4, v5p:2x2x1, h100:8; several separated by commas", flag="topology", parse=tuple
     )
@@ -55,41 +48,31 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if not 0.01 <= self.utilization <= 1:
             raise ValueError(f"--utilization is {self.utilization}; it must be a number from 0.01 to 1")
-        if self.lengths and self.subject in SUBJECTS and self.subject != "train":
+        if self.subject not in SUBJECTS:
+            suggestion = suggest_name(self.subject, SUBJECTS)
+            raise ValueError(f"plan {self.subject}: the subject is one of {', '.join(SUBJECTS)}{suggestion}")
+        if self.lengths and self.subject != "train":
             raise ValueError(f"--lengths draws texts to train on, and plan {self.subject} has none: remove it")
-        if self.lengths and self.config is not None and self.config.data.train:
+        if self.lengths and self.config.data.train:
             raise ValueError(
                 f"--lengths draws texts in place of data.train, which is {self.config.data.train}: remove one"
             )
 
 
 def print_plans(request: PlanRequest) -> bool:
-    """Print a plan for each topology, or a table. Return False if a plan does not fit its chips. Raises ValueError for
-    an unknown subject, or no config."""
-    if request.subject not in SUBJECTS:
-        suggestion = suggest_name(request.subject, SUBJECTS)
-        raise ValueError(f"plan {request.subject}: the subject is one of {', '.join(SUBJECTS)}{suggestion}")
+    """Print a plan for each topology. Return False if a plan does not fit its chips."""
     _require_price(request)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the process that compiles, too
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.pop("XLA_FLAGS", None)
+    import jax
+
     from jaxret.parallel.chips import parse_topology
 
-    topologies = [parse_topology(text) for text in request.topologies]
-    if request.subject == "table":
-        lines = []
-        for line in _folder_table(request, topologies):
-            lines.append(line)
-            print(line, flush=True)
-        emit("listing", lines=lines)
-        return True
-    if request.config is None:
-        raise ValueError("--config must be given (--help lists the flags)")
-    return _print_plans(request, request.config, topologies)
-
-
-def _print_plans(request: PlanRequest, config: ConfigDict, topologies: list[Topology]) -> bool:
-    _set_device_count(topologies, (config.mesh.fsdp or 1) * config.mesh.tensor)
+    topologies, mesh = [parse_topology(text) for text in request.topologies], request.config.mesh
+    # programs are traced for as many devices as the largest topology has
+    devices = max([(mesh.fsdp or 1) * mesh.tensor, *(topology.devices for topology in topologies)])
+    jax.config.update("jax_num_cpu_devices", devices)
     from jaxret.plan.plan_report import plan_report
     from jaxret.plan.planner import Planner
     from jaxret.plan.programs import SearchLoad
@@ -97,7 +80,7 @@ def _print_plans(request: PlanRequest, config: ConfigDict, topologies: list[Topo
 
     load = SearchLoad(request.passages, request.queries, request.k, request.precision)
     lengths = parse_lengths(list(request.lengths))
-    names = (request.subject, config, request.config_name)
+    names = (request.subject, request.config, request.config_name)
     planner = Planner(*names, _log, request.utilization, request.advice, load, lengths, request.price)
     plans: list[dict[str, Any]] = []
     for topology in topologies or (None,):
@@ -117,30 +100,6 @@ def _require_price(request: PlanRequest) -> None:
         raise ValueError(
             "--price is for training and encoding on chips: name them with --topology, as in --topology=v5e:4x4"
         )
-
-
-def _folder_table(request: PlanRequest, topologies: list[Topology]) -> Iterable[str]:
-    """Yield the lines of the table of configs, or of the table of corpus sizes."""
-    folder = Path(request.configs_folder)
-    if not topologies or not folder.is_dir():
-        raise ValueError(f"--configs={folder} must be a folder, and --topology must name the chips to plan for")
-    if request.sizes:
-        from jaxret.plan.corpus_sizes import corpus_size_table
-
-        for topology in topologies:
-            yield from corpus_size_table(folder, topology)
-        return
-    _set_device_count(topologies)
-    from jaxret.plan.config_folder import config_table, plan_configs
-
-    yield from config_table(topologies, plan_configs(folder, topologies, _log))
-
-
-def _set_device_count(topologies: list[Topology], least: int = 1) -> None:
-    """Set the number of CPU devices, for which programs are traced, to that of the largest topology."""
-    import jax
-
-    jax.config.update("jax_num_cpu_devices", max([least, *(topology.devices for topology in topologies)]))
 
 
 def _log(text: str) -> None:

@@ -72,7 +72,7 @@ def test_a_program_that_cannot_fit_ends_with_status_1(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("plan",), "--config must be given"),
-        (("plan", "encod", *BASE[1:]), "is one of train, encode, search, table; did you mean encode?"),
+        (("plan", "encod", *BASE[1:]), "is one of train, encode, search; did you mean encode?"),
         ((*BASE, "--topology=v9:1"), "'v9' is not a known chip"),
         ((*BASE, "--topolgy=v5e:1x1"), "--topolgy is not a flag; did you mean --topology?"),
         ((*BASE, "--config.encoder.checkpoint=nobody/knows"), "A plan needs no weights"),

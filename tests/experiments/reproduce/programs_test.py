@@ -15,11 +15,11 @@ import jax
 import pytest
 from ml_collections import ConfigDict
 
+from bench.plan_tables import program_key
 from jaxret.configs import change_config, load_config
 from jaxret.experiments.recipes.stages import read_stages
 from jaxret.experiments.reproduce.papers import Case, PaperRow, paper_rows
 from jaxret.models.pooling import POOLINGS
-from jaxret.plan.config_folder import program_key
 from jaxret.plan.programs import (
     AbstractProgram,
     encoder_directory,

@@ -1,4 +1,5 @@
-"""Every config that is shipped fits the chips that it is for, at its own settings."""
+"""Every config that is shipped fits the chips that it is for, at its own settings; and the needs of corpora, by
+arithmetic."""
 
 from __future__ import annotations
 
@@ -10,34 +11,39 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from jaxret.configs import NOT_CONFIGS
+from bench.plan_tables import (
+    accelerator_configs,
+    config_families,
+    config_table,
+    corpus_size_table,
+    program_key,
+    shipped_configs,
+)
+from jaxret.configs import config_names
 from jaxret.configs.base import get_config
 from jaxret.configs.recipes import language_models
 from jaxret.models.retriever import RetrieverModel, encoder_config
 from jaxret.parallel.chips import GIB, parse_topology
 from jaxret.plan.advice import with_changes
 from jaxret.plan.compilation import missing_compiler
-from jaxret.plan.config_folder import config_table, for_accelerators, program_key, read_configs
 from jaxret.plan.estimates import parameter_counts
 from jaxret.plan.programs import encoder_directory, longest_batch, retriever_of
 from jaxret.training.losses.grad_cache import count_chunks
 from tests.pipeline import REPOSITORY, run_script
 
-CONFIGS = REPOSITORY / "configs"
 SCALE = REPOSITORY / "docs" / "scale.md"
 
 
 def test_every_variant_of_every_file_is_read() -> None:
     """A config that takes something says what."""
-    names = [name for name, _ in read_configs(CONFIGS)]
+    names = [name for name, _ in shipped_configs()]
     assert len(set(names)) == len(names)
-    for path in sorted(set(CONFIGS.rglob("*.py")) - {CONFIGS / name for name in NOT_CONFIGS}):
-        name = path.relative_to(CONFIGS).with_suffix("").as_posix()
+    for name in config_names():
         module = importlib.import_module(f"jaxret.configs.{name.replace('/', '.')}")
         takes = bool(inspect.signature(module.get_config).parameters)
         variants = [n for n in names if n.partition(":")[0] == name]
         assert variants == ([f"{name}:{suffix}" for suffix in module.SUFFIXES] if takes else [name])
-    left_out = {name.partition(":")[0] for name in set(names) - {name for name, _ in for_accelerators(CONFIGS)}}
+    left_out = {name.partition(":")[0] for name in set(names) - {name for name, _ in accelerator_configs()}}
     assert {name for name in left_out if not name.startswith("pretraining/")} == {"cross_encoder", "demo", "minilm"}
 
 
@@ -58,7 +64,7 @@ def test_programs_that_differ_in_constants_are_compiled_once() -> None:
 def test_the_documentation_has_every_config() -> None:
     lines = SCALE.read_text().partition("| config |")[2].splitlines()
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines if " GiB, " in line}
-    assert list(rows) == [name for name, _ in for_accelerators(CONFIGS)]
+    assert list(rows) == [name for name, _ in accelerator_configs()]
     assert not [line for line in rows.values() if "does not fit" in line]
 
 
@@ -155,7 +161,7 @@ def numbers(kind: str, retriever: RetrieverModel) -> int:
 @pytest.mark.exhaustive
 def test_every_config_is_bounded() -> None:
     above = {}
-    for name, config in for_accelerators(CONFIGS):
+    for name, config in accelerator_configs():
         for chips, most in LIMITS.items():
             devices = parse_topology(chips).devices
             if bound(config, devices) > most:
@@ -164,7 +170,7 @@ def test_every_config_is_bounded() -> None:
 
 
 def test_every_compiled_config_is_shipped() -> None:
-    shipped = {name for name, _ in for_accelerators(CONFIGS)}
+    shipped = {name for name, _ in accelerator_configs()}
     assert {name for names in COMPILED.values() for name in names} <= shipped
 
 
@@ -175,7 +181,7 @@ def test_a_config_fits(chips: str, name: str) -> None:
     if problem := missing_compiler(topology):
         pytest.skip(problem)
     file, _, suffix = name.partition(":")
-    config = dict(for_accelerators(CONFIGS))[name]
+    config = dict(accelerator_configs())[name]
     flag = f"--config=configs/{file}.py" + (f":{suffix}" if suffix else "")
     done = run_script("-m", "jaxret", "plan", flag, f"--topology={chips}", "--json", "--advice=false")
     assert done.returncode == 0, done.stderr
@@ -184,8 +190,25 @@ def test_a_config_fits(chips: str, name: str) -> None:
     assert values["warnings"] == []
 
 
-@pytest.mark.parametrize("arguments", [("--configs=nowhere", "--topology=h100:1"), ("--configs=configs",)])
-def test_an_empty_table_is_an_error(arguments: tuple[str, ...]) -> None:
-    done = run_script("-m", "jaxret", "plan", "table", *arguments)
-    assert done.returncode == 1
-    assert "must be a folder, and --topology must name" in done.stderr
+def test_every_family_has_its_vectors() -> None:
+    numbers_of = {name: numbers for name, *numbers in config_families()}
+    assert numbers_of["base"] == [1, 768, 1]
+    assert numbers_of["mvr"] == [8, 768, 1]
+    assert numbers_of["colbert:late"] == [80, 128, 32]
+
+
+def test_bytes_and_seconds_of_a_row() -> None:
+    """1,024 queries on 8,841,823 vectors of 768 numbers, over 8 GPUs."""
+    rows = [line.split(" | ") for line in corpus_size_table(parse_topology("h100:8"))]
+    (row,) = [row for row in rows if row[0].startswith("| base ") and row[1] == "8,841,823"]
+    numbers = 8_841_823 * 768
+    assert row[2:4] == [f"{numbers * 4 / 2**30:.1f} GiB", f"{numbers * 2 / 2**30:.1f} GiB"]
+    memory, time = row[5].split(", ")
+    assert float(memory.removesuffix(" GiB")) == pytest.approx(numbers * 2 / 8 / 2**30, rel=0.05)
+    assert int(time.removesuffix(" ms")) == pytest.approx(2 * 1024 * numbers / 8 / 989.4e12 * 1e3, abs=0.6)
+    (large,) = [row for row in rows if row[0].startswith("| mvr ") and row[1] == "100,000,000"]
+    assert "streamed" in large[4]
+    (late,) = [row for row in rows if row[0].startswith("| colbert:late ") and row[1] == "1,000,000"]
+    cell, time = late[5].split(", ")
+    assert cell == "blocks"
+    assert float(time.removesuffix(" s")) == pytest.approx(2 * 1024 * 32 * 80 * 128 * 1e6 / 989.4e12, abs=0.06)
