@@ -51,6 +51,26 @@ def texts(count: int, word: str) -> list[str]:
     return [f"{word} number {number} of the river" for number in range(count)]
 
 
+def test_a_document_lacks_its_deleted_passages(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    """Those that were appended again belong to it, until they are deleted again."""
+    parts = {"a#0": "river stone", "a#1": "secret copper", "a#2": "forest"}
+    passages = [jaxret.Passage(key, text) for key, text in parts.items()]
+    options = jaxret.SearchOptions(max_passage=True)
+    index = Index.build(opened(tmp_path / "run"), passages, options=options, progress=False)
+
+    def document() -> str:
+        [[hit]] = index.search(QUESTIONS[:1], 1)
+        return hit.text
+
+    assert document() == "river stone secret copper forest"
+    index.delete(["a#1"])
+    assert document() == "river stone forest"
+    index.append([jaxret.Passage("a#1", "garden")], progress=False)
+    assert document() == "river stone garden forest"
+    index.delete(["a#1"])
+    assert document() == "river stone forest"
+
+
 @pytest.mark.slow
 def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     """The result is that of an index of the same passages which was built at once."""

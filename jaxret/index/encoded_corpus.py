@@ -7,6 +7,7 @@ a search and its proof return the same result as for a corpus without these pass
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,18 @@ class EncodedCorpus:
     def describe(self, row: int) -> str:
         """Return the name of a row for messages: its number and its passage."""
         return f"passage row {row} ({self.ids([row])[0]!r} in {self.folder})"
+
+    @cached_property
+    def deleted_ids(self) -> set[str]:
+        """The ids of deleted passages that were not appended again."""
+        ids: set[str] = set()
+        for part, shards in zip(self.parts, self.shards, strict=True):
+            present = part.present
+            if ids:
+                ids.difference_update(shards.ids(np.flatnonzero(present)))
+            if not present.all():
+                ids.update(shards.ids(np.flatnonzero(~present)))
+        return ids
 
     def missing_ids(self, ids: set[str]) -> set[str]:
         """Return the ids that no row has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -57,7 +58,9 @@ def best_documents(
         pending_queries, depth = np.array(incomplete_queries), min(_DEPTH_FACTOR * depth, passages)
 
 
-def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Collection[str]) -> dict[str, Passage]:
+def join_passages(
+    read: Callable[[Collection[str]], dict[str, Passage]], ids: Collection[str], deleted_ids: Collection[str] = ()
+) -> dict[str, Passage]:
     """Return documents by their ids, with the texts of their passages (`joined_chunks`).
 
     Single passages may be empty. A document ends where _PASSAGES_AT_ONCE passages in a row have no text.
@@ -65,8 +68,9 @@ def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Co
     Args:
         read: function that returns passages by id; a passage that does not exist has no text.
         ids: ids of documents.
+        deleted_ids: ids of passages that a document lacks, although `read` returns their texts.
     """
-    parts: dict[str, list[Passage]] = {key: [] for key in ids}
+    parts: dict[str, list[Passage | None]] = {key: [] for key in ids}  # None for a deleted passage
     unfinished_keys, start = list(parts), 0
     while unfinished_keys:  # passages are numbered from 0, without gaps
         numbers = range(start, start + _PASSAGES_AT_ONCE)
@@ -74,10 +78,15 @@ def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Co
         names |= {key: key for key in unfinished_keys if start == 0}  # documents that were not split
         passages = {name: passage for name, passage in read(names).items() if passage.text}
         for name, passage in passages.items():
-            parts[names[name]].append(passage)
+            parts[names[name]].append(None if name in deleted_ids else passage)
         start += _PASSAGES_AT_ONCE
         unfinished_keys = list(dict.fromkeys(key for name, key in names.items() if name in passages and name != key))
-    return {
-        key: Passage(key, joined_chunks([chunk.text for chunk in chunks]), chunks[0].title if chunks else "")
-        for key, chunks in parts.items()
-    }
+    return {key: _joined_passage(key, passages) for key, passages in parts.items()}
+
+
+def _joined_passage(key: str, parts: Sequence[Passage | None]) -> Passage:
+    """Return a document. Passages with a deleted one (None) between them share no words."""
+    runs = [[part for part in run if part] for _, run in groupby(parts, lambda part: part is None)]
+    texts = [joined_chunks([part.text for part in run]) for run in runs if run]
+    title = next((part.title for part in parts if part), "")
+    return Passage(key, " ".join(texts), title)

@@ -469,7 +469,9 @@ class Searcher:
 
         Raises the errors of opening `Passages`.
         """
-        return join_passages(self._read_passages, ids) if self.max_passage else self._read_passages(ids)
+        if not self.max_passage:
+            return self._read_passages(ids)
+        return join_passages(self._read_passages, ids, self.encoded_corpus.deleted_ids)
 
     def passages_of_rows(self, rows: np.ndarray) -> list[Passage]:
         """Return the passage of each row, also with `max_passage`. A passage without text was encoded under "keep"."""

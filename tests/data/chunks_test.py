@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_a_document_is_the_sequence_of_its_chunks() -> None:
     stored["long#3"] = stored["long#31"] = Passage("empty", "")
     (joined,) = join_passages(read, ["long"]).values()
     assert joined.text.split() == [str(number) for number in range(40) if number not in (3, 31)]
+
+
+def test_a_document_lacks_its_deleted_chunks() -> None:
+    """Also if so many are deleted that a reading finds none, and if the chunks beside them overlap."""
+    words = [str(number) for number in range(81)]
+    chunks = split_passage(Passage("a", " ".join(words)), ChunkOptions(words=3, overlap=1))
+    stored = {chunk.id: chunk for chunk in chunks}
+    deleted_ids = {f"a#{number}" for number in range(16, 32)}
+
+    def read(ids: Collection[str]) -> dict[str, Passage]:
+        return {key: stored.get(key) or Passage(key, "") for key in ids}
+
+    (joined,) = join_passages(read, ["a"], deleted_ids).values()
+    assert joined.text.split() == [*words[:33], *words[64:]]
+    (joined,) = join_passages(read, ["a"], set(stored)).values()
+    assert joined == Passage("a", "")
 
 
 def jaxret(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
