@@ -5,11 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh
 
 from jaxret.search import inverted_lists
 from jaxret.search.backends import sparse_xla
+from jaxret.search.backends.accelerators import ROW_AXIS
 from jaxret.search.backends.sparse_scipy import best_products
 from jaxret.search.inverted_lists import (
     InvertedLists,
@@ -63,6 +66,19 @@ def test_results_equal_a_brute_force(k: int, levels: int, backend: str) -> None:
             np.testing.assert_array_equal(result.scores, scores)
     other = by_hand(random_rows(11, 0.06, 2, levels), passages, k)
     assert (other[1] != rows).any(), "control"
+
+
+@pytest.mark.parametrize("backend", ["scipy", "xla"])
+def test_all_passages_are_returned_if_all_have_a_word(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on one device, whose program has places for more passages than there are."""
+    mesh = Mesh(np.array(jax.local_devices()[:1]), (ROW_AXIS,), axis_types=(AxisType.Auto,))
+    monkeypatch.setattr(sparse_xla, "local_mesh", lambda: mesh)
+    passages, queries = random_rows(500, 1.0, 0), random_rows(2, 1.0, 1)
+    result = InvertedLists(SparseBlocks([passages]), backend=sparse_backend(backend)).search(queries, 500)
+    scores, rows = by_hand(queries, passages, 500)
+    np.testing.assert_array_equal(result.rows, rows)
+    np.testing.assert_array_equal(result.scores, scores)
+    assert result.rounds == (2,)
 
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])

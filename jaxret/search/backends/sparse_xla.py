@@ -76,6 +76,8 @@ class XlaBlock:
         scores, rows, bound = (np.asarray(x)[: len(queries)] for x in arrays)
         if k < computed_k:
             bound = np.maximum(bound, scores[:, k])
+        if k == self.rows:  # only padding is left out
+            bound = np.full_like(bound, -np.inf)
         return BlockHits(scores[:, :k], rows[:, :k].astype(np.int64), bound)
 
 
