@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from jaxret.data.formats import read_corpus
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.search.bm25_index import write_bm25_index
 from jaxret.search.bm25_settings import BM25Settings
@@ -33,7 +33,7 @@ def private_bytes() -> int:
 def repeated(corpus: str, times: int) -> Iterator[Passage]:
     """Yield the passages of a corpus several times, with ids of their own."""
     for number in range(times):
-        for passage in read_corpus(corpus):
+        for passage in Corpus.open(corpus).read():
             yield replace(passage, id=f"{passage.id}-{number}")
 
 

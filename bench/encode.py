@@ -185,11 +185,11 @@ def make_sentence_transformers(directory: Path, texts: list[str], arguments: arg
 def run(arguments: argparse.Namespace) -> None:
     import numpy as np
 
-    from jaxret.data.formats import read_corpus
+    from jaxret.data.formats import Corpus
     from jaxret.data.records import Passage
     from jaxret.demo.python_docs import load_docstrings
 
-    corpus = read_corpus(arguments.corpus) if arguments.corpus else load_docstrings()[0]
+    corpus = Corpus.open(arguments.corpus).read() if arguments.corpus else load_docstrings()[0]
     passages = list(islice(corpus, arguments.texts))
     texts = [f"{p.title} {p.text}".strip() for p in passages]  # no [SEP]: the same string for all
     passages = [Passage(p.id, text) for p, text in zip(passages, texts, strict=True)]

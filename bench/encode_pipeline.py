@@ -49,9 +49,9 @@ def alone(run: Any, corpus: Path, shard_rows: int) -> Callable[[], None]:
     """The model, on tokens in memory, by the same shards."""
     import numpy as np
 
-    from jaxret.data.formats import read_corpus
+    from jaxret.data.formats import Corpus
 
-    tokens = run.tokenizer.passages(read_corpus(corpus))
+    tokens = run.tokenizer.passages(Corpus.open(corpus).read())
     parts = [
         tokens.take(np.arange(start, min(start + shard_rows, len(tokens))))
         for start in range(0, len(tokens), shard_rows)
@@ -76,7 +76,7 @@ def main() -> None:
 
     import numpy as np
 
-    from jaxret.data.formats import read_corpus, write_beir
+    from jaxret.data.formats import Corpus, write_beir
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.runs.run import open_run
 
@@ -86,7 +86,7 @@ def main() -> None:
         folder = Path(place)
         whole, quarter = folder / "whole", folder / "quarter"
         for path, step in ((whole, 1), (quarter, 4)):  # every fourth passage: a quarter of the tokens too
-            write_beir(path, islice(read_corpus(arguments.corpus), 0, arguments.passages, step), [], {})
+            write_beir(path, islice(Corpus.open(arguments.corpus).read(), 0, arguments.passages, step), [], {})
         acts = {
             "the model alone": alone(run, whole, rows),
             "from text to verified shards": lambda: from_text(run, whole, folder / "out", rows),

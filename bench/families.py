@@ -27,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxret.configs.minilm import get_config
-from jaxret.data.formats import Corpus, read_corpus, read_queries
+from jaxret.data.formats import Corpus, QuerySource
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.run_system import run_system
@@ -102,11 +102,11 @@ def times(run: Run, data: str) -> tuple[float, float]:
             seconds.append(time.perf_counter() - begin)
         return 1000 * float(np.median(seconds)) / number
 
-    passages = [passage for passage, _ in zip(read_corpus(data), range(TIMED_PASSAGES), strict=False)]
+    passages = [passage for passage, _ in zip(Corpus.open(data).read(), range(TIMED_PASSAGES), strict=False)]
     texts = run.tokenizer.passages(passages)
     embedder = run.embedder()
     encode = median_ms(lambda: embedder(texts, "passage"), len(passages))
-    queries = [query for query, _ in zip(read_queries(data), range(TIMED_QUERIES), strict=False)]
+    queries = [query for query, _ in zip(QuerySource.open(data).read(), range(TIMED_QUERIES), strict=False)]
     vectors = embedder(run.tokenizer.queries(query.text for query in queries), "query")
     shards = open_encoded(corpus_folder(run.workdir))
     backend = select_backend(lists=shards.ragged)

@@ -186,12 +186,12 @@ def main() -> None:
     parser.add_argument("--sizes", default="5000,50000")
     parser.add_argument("--folder", help="where there is room; default: that of temporary files")
     arguments = parser.parse_args()
-    from jaxret.data.formats import read_corpus
+    from jaxret.data.formats import Corpus
 
     print("| command | passages | peak, MiB | without mapped files, MiB | seconds |\n|:--|--:|--:|--:|--:|", flush=True)
     for size in map(int, arguments.sizes.split(",")):
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            passages = islice(read_corpus(arguments.corpus), size) if arguments.corpus else drawn(size)
+            passages = islice(Corpus.open(arguments.corpus).read(), size) if arguments.corpus else drawn(size)
             for verb, peak in peaks(Path(folder), passages):
                 print(f"| {verb} | {size:,} | {peak.whole:,} | {peak.own:,} | {peak.seconds:.0f} |", flush=True)
 

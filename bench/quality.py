@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jaxret.data.formats import Corpus, Policy, read_corpus
+from jaxret.data.formats import Corpus, Policy
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import paired_comparison
 from jaxret.experiments.evaluation_queries import EvaluationSource
@@ -52,7 +52,7 @@ def main() -> None:
 
     source = EvaluationSource.open(arguments.data, arguments.data)
     test = source.read(Policy())
-    ranking = BM25.of(read_corpus(arguments.data)).search(test.queries, k=100)
+    ranking = BM25.of(Corpus.open(arguments.data).read()).search(test.queries, k=100)
     rows = [("BM25", [evaluate(ranking, test.judgements, MEASURES)])]
     rows.append(("MiniLM as it comes", [run("as_it_comes", 1)]))
     for system, title in TITLES.items():

@@ -21,7 +21,7 @@ import pytest
 
 import jaxret
 from jaxret.data.errors import DataError
-from jaxret.data.formats import Corpus, read_corpus
+from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.mismatch import ContractError
 from jaxret.storage.temporary import TemporaryFolder
@@ -76,7 +76,7 @@ def test_hits_equal_a_numpy_search(family: str, root: Path, retriever: jaxret.Re
         untrained_run(tmp_path / "run", root / "encoder", root / "data", **FAMILIES[family])
         retriever = jaxret.Retriever.open(tmp_path / "run")
     index = jaxret.Index.build(retriever, root / "data", progress=False)
-    passages = list(read_corpus(root / "data"))
+    passages = list(Corpus.open(root / "data").read())
     assert len(index) == len(passages)
     queries, passage_vectors = retriever.encode_queries(QUESTIONS), retriever.encode_passages(passages)
     if family == "one vector":

@@ -20,7 +20,7 @@ from bench.evidence.steps import Work, digest, make, needs, passages_of, read_va
 from bench.evidence.table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, SO_FAR, judged, row_of, to_markdown
 from jaxret.configs.minilm import get_config
 from jaxret.configs.pretraining.mlm import get_config as pretraining_config
-from jaxret.data.formats import read_judgements
+from jaxret.data.formats import JudgementSource
 from jaxret.training.pretraining.wordpiece import train_wordpiece
 
 CLAIM = Claim("A paper", "it is better", "dual", "mlr-2")
@@ -93,7 +93,7 @@ def test_a_passage_answers_the_query_of_its_keywords(tmp_path: Path) -> None:
     pairs = work.path("keywords", 1) / "pairs"
     lines = (pairs / "queries.jsonl").read_text().splitlines()
     queries = {query["_id"]: query["text"] for query in map(json.loads, lines)}
-    answered = {queries[one.query_id]: one.passage_id for one in read_judgements(pairs, "train")}
+    answered = {queries[one.query_id]: one.passage_id for one in JudgementSource.open(pairs, "train").read()}
     assert answered == {"lantern lighthouse": "a", "barley harvest": "b"}  # c has none but stop words
     assert needs("bert-i3-warm-up") == ["keywords"]
     assert needs("keywords") == []

@@ -10,7 +10,7 @@ import pytest
 
 from bench.evidence import language_model as experiment
 from jaxret.configs.base import get_config
-from jaxret.data.formats import Corpus, read_judgements
+from jaxret.data.formats import Corpus, JudgementSource
 
 
 def test_claims_name_runs_and_runs_set_existing_keys() -> None:
@@ -27,7 +27,7 @@ def test_questions_that_are_measured_are_about_passages_that_no_training_questio
     assert len(passages["test"]) == experiment.PASSAGES
     assert not passages["train"] & passages["test"]
     for name, least in (("train", 480), ("test", experiment.QUESTIONS)):
-        judgements = list(read_judgements(tmp_path / "data" / name, name))
+        judgements = list(JudgementSource.open(tmp_path / "data" / name, name).read())
         assert len(judgements) >= least
         assert {one.passage_id for one in judgements} <= passages[name]
 

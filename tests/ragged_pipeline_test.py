@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, read_corpus, read_queries
+from jaxret.data.formats import Corpus, QuerySource
 from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs
 from jaxret.index.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
@@ -52,7 +52,7 @@ def test_late_interaction_end_to_end(tmp_path: Path) -> None:
     shards = open_shards(encoded.folder)
     assert shards.ragged
     assert len(shards.shards) > 1
-    tokens = run.tokenizer.passages(read_corpus(data))
+    tokens = run.tokenizer.passages(Corpus.open(data).read())
     assert [int(count) for _, block in shards for count in block.lengths] == tokens.lengths.tolist()
     before = contents(encoded.folder)
     next(encoded.folder.glob("offsets-00001*")).unlink()
@@ -60,7 +60,7 @@ def test_late_interaction_end_to_end(tmp_path: Path) -> None:
     assert contents(encoded.folder) == before
 
     shards = open_shards(encoded.folder)  # one of those that were open has been replaced
-    queries = read_queries(data)[:6]
+    queries = QuerySource.open(data).read()[:6]
     hits = Searcher(run, encoded.folder).search(queries, 10)
     vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query")
     passages = [block[i].astype(np.float64) for _, block in shards for i in range(len(block))]

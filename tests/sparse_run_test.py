@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, read_run
+from jaxret.data.formats import Corpus, RankingSource
 from jaxret.data.records import Passage
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -102,7 +102,7 @@ def test_search_and_explain_as_processes(root: Path) -> None:
     assert "bytes a passage" in searched.stdout
     passages, ids = rows_of(run, root / "run/embeddings/data")
     (path,) = (root / "run/runs").glob("*.trec")
-    rankings = read_run(path)
+    rankings = RankingSource.open(path).read()
     texts = {line["_id"]: line["text"] for line in map(json.loads, (root / "data/queries.jsonl").open())}
     assert rankings
     for query, ranking in rankings.items():
@@ -123,7 +123,7 @@ def test_search_and_explain_as_processes(root: Path) -> None:
     again = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", "--k=5", "--backend=xla")
     assert again.returncode == 0, again.stderr
     assert "lists of words, XLA" in again.stdout
-    assert read_run(path) == rankings
+    assert RankingSource.open(path).read() == rankings
     refused = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", "--precision=int8")
     assert refused.returncode == 1
     assert "has sparse vectors, which inverted lists search: remove --precision=int8" in refused.stderr

@@ -41,7 +41,7 @@ from bench.evidence.steps import (
     read_values,
 )
 from bench.evidence.table import judged, row_of, to_markdown
-from jaxret.data.formats import read_judgements
+from jaxret.data.formats import JudgementSource
 from jaxret.storage.atomic import read_json, sha256_file, sha256_json, write_json
 from jaxret.storage.lockfile import FolderLock
 
@@ -169,7 +169,7 @@ def main() -> None:
     copy_encoder(folder / "minilm")
     files = sorted(path for path in (folder / "data").rglob("*") if path.is_file())
     results = arguments.results.resolve()
-    judged = read_judgements(folder / "data" / "questions", "test")
+    judged = JudgementSource.open(folder / "data" / "questions", "test").read()
     answers = {one.query_id: one.passage_id for one in judged}
     work = Work(folder, sha256_json([sha256_file(path) for path in files]), results.with_name("values"), answers)
     if arguments.step:

@@ -46,7 +46,7 @@ def missing_data(source: Path) -> str:
 def make_data(source: Path, folder: Path) -> None:
     """`questions`: both sets in one BEIR folder, the smaller splits to train on, the largest to measure: few steps read
     few questions, and small differences need many. `texts`: a corpus to pre-train on."""
-    from jaxret.data.formats import read_corpus
+    from jaxret.data.formats import Corpus
 
     if folder.exists():
         return
@@ -60,7 +60,9 @@ def make_data(source: Path, folder: Path) -> None:
             lines = [files[0].splitlines()[0], *(line for text in files for line in text.splitlines()[1:])]
             (made / "questions" / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
         with (made / "texts" / "corpus.jsonl").open("w") as file:
-            for number, passage in enumerate(itertools.chain.from_iterable(read_corpus(source / t) for t in TEXTS)):
+            for number, passage in enumerate(
+                itertools.chain.from_iterable(Corpus.open(source / t).read() for t in TEXTS)
+            ):
                 file.write(json.dumps({"_id": str(number), "title": passage.title, "text": passage.text}) + "\n")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import load_config
-from jaxret.data.formats import Corpus, read_run, write_beir
+from jaxret.data.formats import Corpus, RankingSource, write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.demo.python_docs import SummaryPair, load_docstrings, load_questions
 from jaxret.evaluation.comparison import format_p_value
@@ -253,7 +253,7 @@ Next, ask the retriever that was trained here a question (after `make demo`: sou
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:
     """Print the first three passages for each question, from the run file that the search wrote."""
-    ranking = read_run(Workdir(run_folder).rankings(data.source.name))
+    ranking = RankingSource.open(Workdir(run_folder).rankings(data.source.name)).read()
     by_id = {passage.id: passage for passage in data.passages}
     for question in questions:
         print(f"\n{question.text}")

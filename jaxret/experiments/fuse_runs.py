@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxret.configs.options import given_fields
 from jaxret.data.errors import Location, Policy
-from jaxret.data.formats import read_judgements, write_run
+from jaxret.data.formats import JudgementSource, write_run
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.rankings import RankingSource
@@ -47,7 +47,7 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     _check_files(job)
     # Before the work: a mistyped path is an error at once.
     evaluation_queries = read_evaluation_queries(job.source, Policy()) if job.source else None
-    tune_judgements = list(read_judgements(job.tune_qrels, job.tune_split)) if job.tune_runs else []
+    tune_judgements = list(JudgementSource.open(job.tune_qrels, job.tune_split).read()) if job.tune_runs else []
     sources = list(map(RankingSource.open, job.runs))
     runs = [_read_rankings(source, job.removes_self_matches) for source in sources]
     _report_missing(job.runs, runs)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxret.data.chunks import ChunkOptions, document_id, joined_chunks, split_passage, split_text
-from jaxret.data.formats import read_corpus, read_examples
+from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.data.records import Passage
 from jaxret.search.documents import join_passages
 from tests.pipeline import environment
@@ -135,7 +135,7 @@ def test_a_corpus_and_training_records_are_split(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "1 records read, 2 written: chunks.jsonl.gz\n"
     chunks = [Passage("p1#0", "red fox.", "T"), Passage("p1#1", "blue sea.", "T")]
-    assert list(read_corpus(tmp_path / "chunks.jsonl.gz")) == chunks
+    assert list(Corpus.open(tmp_path / "chunks.jsonl.gz").read()) == chunks
 
     def passage(key: str, text: str) -> dict[str, str]:
         return {"passage_id": key, "title": "", "text": text}
@@ -152,7 +152,7 @@ def test_a_corpus_and_training_records_are_split(tmp_path: Path) -> None:
         "2 records read, 1 written: train.jsonl",
         "1 training records are left out: no chunk of a positive has an answer",
     ]
-    (example,) = read_examples(tmp_path / "train.jsonl", None)
+    (example,) = TrainingSource.open(tmp_path / "train.jsonl", None).read()
     assert (example.query.text, example.query.answers) == ("q1", ("Sea",))
     assert example.positives == (Passage("1#1", "blue sea"),)
     assert example.negatives == (Passage("2#0", "old sea"), Passage("2#1", "map"))

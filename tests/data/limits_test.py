@@ -6,14 +6,14 @@ import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxret.data import lines
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats import Corpus, read_corpus, read_examples, read_judgements, read_queries, read_run, tables
+from jaxret.data.formats import Corpus, JudgementSource, QuerySource, RankingSource, TrainingSource, tables
 from jaxret.data.lines import read_json_array
 from jaxret.data.records import Passage
 from tests.conftest import REPOSITORY
@@ -70,9 +70,9 @@ print(time.process_time() - begin, peak() - before)
         pytest.param("corpus.jsonl.gz", "Corpus.open(path).scan()", b"", b"\0", marks=LONG),
         pytest.param("psgs.tsv.gz", "Corpus.open(path).scan()", b"1\t", b"x", marks=LONG),
         ("psgs.tsv.gz", "Corpus.open(path).scan()", b'id\ttext\ttitle\n1\t"', b"a quote that is never closed\n"),
-        pytest.param("test.tsv.gz", "read_judgements(path)", b"q1\tp1\t", b"0", marks=LONG),
-        ("train.json.gz", "read_examples(path)", b'[{"question": "', b"river "),
-        pytest.param("train.json.gz", "read_examples(path)", b"[", b"[", marks=LONG),
+        pytest.param("test.tsv.gz", "JudgementSource.open(path).read()", b"q1\tp1\t", b"0", marks=LONG),
+        ("train.json.gz", "TrainingSource.open(path).read()", b'[{"question": "', b"river "),
+        pytest.param("train.json.gz", "TrainingSource.open(path).read()", b"[", b"[", marks=LONG),
     ],
 )
 def test_an_endless_line_is_an_error(tmp_path: Path, name: str, code: str, start: bytes, filler: bytes) -> None:
@@ -102,7 +102,7 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
     parts = [part for i in range(3) for part in (b'{"_id": "%d", "text": "' % i, (words, LIMIT - 1), b'"}\n')]
     path = write_gzip(tmp_path / "corpus.jsonl.gz", *parts)
     code = (
-        f"tokens = TextTokenizer.load({str(encoder)!r}, 16, 256).passages(read_corpus(path)); "
+        f"tokens = TextTokenizer.load({str(encoder)!r}, 16, 256).passages(Corpus.open(path).read()); "
         "print(tokens.lengths.tolist(), tokens[2][:3].tolist(), tokens[2][-1])"
     )
     said, _, peak = measure(code, path)
@@ -117,8 +117,8 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
         ("corpus.jsonl", "Corpus.open(path).scan()", '{"_id": "1", "text": "', '"}\n'),
         pytest.param("psgs.tsv", "Corpus.open(path).scan()", "1\t", "\ttitle\n", marks=LONG),
         pytest.param("quoted.tsv", "Corpus.open(path).scan()", '1\t"', '"\ttitle\n', marks=LONG),
-        pytest.param("dev.csv", "read_queries(path)", "", "\t['x']\n", marks=LONG),
-        ("dev.json", "read_queries(path)", '[{"question": "', '", "answers": [], "positive_ctxs": []}]\n'),
+        pytest.param("dev.csv", "QuerySource.open(path).read()", "", "\t['x']\n", marks=LONG),
+        ("dev.json", "QuerySource.open(path).read()", '[{"question": "', '", "answers": [], "positive_ctxs": []}]\n'),
     ],
 )
 def test_memory_of_the_longest_allowed_line(tmp_path: Path, name: str, code: str, start: str, end: str) -> None:
@@ -130,14 +130,14 @@ def test_memory_of_the_longest_allowed_line(tmp_path: Path, name: str, code: str
     assert peak < AIR + 300
 
 
-READERS: dict[str, tuple[Callable[[Path], object], bytes, bytes]] = {
-    "a.jsonl": (lambda path: list(read_corpus(path)), b'{"_id": "1", "text": "%s"}\n', b"line"),
-    "queries.jsonl": (read_queries, b'{"_id": "1", "text": "%s"}\n', b"line"),
-    "a.tsv": (lambda path: list(read_corpus(path)), b"1\t%s\ttitle\n", b"line"),
-    "quoted.tsv": (lambda path: list(read_corpus(f"dpr.passages:{path}")), b'1\t"\n%s"\ttitle\n', b"row"),
-    "a.csv": (read_queries, b"%s\t['x']\n", b"line"),
-    "a.qrels": (read_judgements, b"q 0 %s 1\n", b"line"),
-    "a.trec": (read_run, b"q Q0 %s 1 2.0 t\n", b"line"),
+READERS: dict[str, tuple[Any, bytes, bytes]] = {
+    "a.jsonl": (Corpus, b'{"_id": "1", "text": "%s"}\n', b"line"),
+    "queries.jsonl": (QuerySource, b'{"_id": "1", "text": "%s"}\n', b"line"),
+    "a.tsv": (Corpus, b"1\t%s\ttitle\n", b"line"),
+    "quoted.tsv": (Corpus, b'1\t"\n%s"\ttitle\n', b"row"),
+    "a.csv": (QuerySource, b"%s\t['x']\n", b"line"),
+    "a.qrels": (JudgementSource, b"q 0 %s 1\n", b"line"),
+    "a.trec": (RankingSource, b"q Q0 %s 1 2.0 t\n", b"line"),
 }
 
 
@@ -148,16 +148,17 @@ def test_the_limit_counts_bytes_of_one_line(
 ) -> None:
     for module in (lines, tables):
         monkeypatch.setattr(module, "LINE_LIMIT", 3 * MIB)  # of chunks of 1
-    read, line, what = READERS[name]
+    kind, line, what = READERS[name]
     path = tmp_path / f"{name}{suffix}"
+    source = f"dpr.passages:{path}" if name == "quoted.tsv" else path
     for more in (0, 1):
         text = line % (b"x" * (3 * MIB - len(line) + len(b"%s") + more))
         path.write_bytes(gzip.compress(text, 1) if suffix else text)
         if more == 0:
-            read(path)
+            list(kind.open(source).read())
             continue
         with pytest.raises(DataError, match=rf":1: .*{what.decode()} .*3 MiB; split"):
-            read(path)
+            list(kind.open(source).read())
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 4096])
@@ -168,12 +169,12 @@ def test_lines_do_not_depend_on_chunk_limits(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "a.tsv").write_text('1\t"two\n\n\nlines"\tt\n\n\n2\tx\tt\n', encoding="utf-8")
     (tmp_path / "a.json").write_text(f" [\n{rows[0]} ,{rows[1]}\n, {rows[2]}\n] \n", encoding="utf-8-sig")
     monkeypatch.setattr(lines, "_CHUNK", chunk)
-    assert [p.id for p in read_corpus(tmp_path / "a.jsonl")] == ["0", "1", "2"]
-    assert list(read_corpus(tmp_path / "a.tsv")) == [Passage("1", "two\n\n\nlines", "t"), Passage("2", "x", "t")]
+    assert [p.id for p in Corpus.open(tmp_path / "a.jsonl").read()] == ["0", "1", "2"]
+    assert list(Corpus.open(tmp_path / "a.tsv").read()) == [Passage("1", "two\n\n\nlines", "t"), Passage("2", "x", "t")]
     assert [value["_id"] for value in read_json_array(tmp_path / "a.json")] == ["0", "1", "2"]
     (tmp_path / "a.jsonl").write_text(text.replace(rows[2], "["), encoding="utf-8", newline="")
     with pytest.raises(DataError, match=r"a\.jsonl:7: this is not JSON"):
-        list(read_corpus(tmp_path / "a.jsonl"))
+        list(Corpus.open(tmp_path / "a.jsonl").read())
     (tmp_path / "a.tsv").write_text('1\t"a\n\nb"\tt\n\n\n2\tt\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.tsv:6: this row has 2 columns"):
         Corpus.open(f"dpr.passages:{tmp_path / 'a.tsv'}").scan()  # no line of it has three columns
@@ -214,7 +215,7 @@ def test_a_json_array_is_read_value_by_value(
 def test_a_json_file_is_streamed(tmp_path: Path) -> None:
     record = json.dumps({"question": "river", "positive_ctxs": [{"text": "x" * MIB}]}).encode() + b",\n"
     path = write_gzip(tmp_path / "train.json.gz", b"[", (record, 400), record[:-2], b"]")
-    said, _, peak = measure("print(len(read_queries(path)))", path)
+    said, _, peak = measure("print(len(QuerySource.open(path).read()))", path)
     assert said == "401"
     assert peak < AIR
 
@@ -224,4 +225,4 @@ def test_a_too_long_record_is_an_error_under_any_policy(tmp_path: Path, monkeypa
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"question": "a", "positive_ctxs": []}, {"question": "x" * 5 * MIB}], indent=0))
     with pytest.raises(DataError, match=r"a\.json:6: .*record, .*2 MiB"):
-        read_examples(path, None, Policy("skip"))
+        TrainingSource.open(path, None).read(Policy("skip"))

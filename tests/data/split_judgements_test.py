@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import JudgementSource, read_judgements
+from jaxret.data.formats import JudgementSource
 from jaxret.data.records import Judgement
 from jaxret.data.split_judgements import split_by_training, write_judgement_sets
 from tests.pipeline import environment
@@ -56,8 +56,8 @@ def test_two_files_are_written(data: Path) -> None:
         "1 queries with training queries for all their relevant passages: sets/qrels.set1.tsv",
         "1 queries with training queries for some of them are in neither set",
     ]
-    assert [j.query_id for j in read_judgements(data / "sets" / "qrels.set0.tsv")] == ["new"]
-    assert [(j.query_id, j.relevance) for j in read_judgements(data / "sets" / "qrels.set1.tsv")] == [
+    assert [j.query_id for j in JudgementSource.open(data / "sets" / "qrels.set0.tsv").read()] == ["new"]
+    assert [(j.query_id, j.relevance) for j in JudgementSource.open(data / "sets" / "qrels.set1.tsv").read()] == [
         ("old", 1),
         ("old", 0),
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import read_queries
+from jaxret.data.formats import QuerySource
 from jaxret.data.records import Query
 from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, answer_ranks, has_answer, tokenize
 
@@ -96,7 +96,7 @@ def test_accuracy_with_missing_answers_or_texts_is_an_error() -> None:
 
 def test_answers_as_regular_expressions(data_dir: Path) -> None:
     """CuratedTREC's, as DPR matches them: anywhere, in any case, across marks that are written in two ways."""
-    queries = read_queries(data_dir / "format-samples" / "dpr" / "curatedtrec-like.qa.csv")
+    queries = QuerySource.open(data_dir / "format-samples" / "dpr" / "curatedtrec-like.qa.csv").read()
     texts = {"a": "As NANCY she sings.", "b": "by Coco-Chanel, or Jean Patou", "c": "on 18 May 1974", "d": "nothing"}
     ranks = {query.id: [("d", 2.0), (key, 1.0)] for query, key in zip(queries, "adbc", strict=True)}
     first_ranks = answer_ranks(ranks, queries, texts, 2, "regex")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, DataError, read_corpus, read_queries, read_run, write_beir, write_run
+from jaxret.data.formats import Corpus, DataError, QuerySource, RankingSource, write_beir, write_run
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.fusion import fuse
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -46,17 +46,17 @@ def test_two_runs_are_fused_without_judgements(runs: Path) -> None:
     """The command with its two files alone, whose flags all have their defaults."""
     done = jaxret(runs, "one.trec", "two.trec", "--out=both.trec")
     assert done.returncode == 0, done.stderr
-    assert read_run(runs / "both.trec").keys() == read_run(runs / "one.trec").keys()
+    assert RankingSource.open(runs / "both.trec").read().keys() == RankingSource.open(runs / "one.trec").read().keys()
 
 
 @pytest.mark.slow
 def test_two_runs_are_fused_and_evaluated(runs: Path) -> None:
     done = jaxret(runs, "one.trec", "two.trec", "--out=both.trec", "--queries=data", "--qrels=data", "--measures=RR@10")
     assert done.returncode == 0, done.stderr
-    expected = fuse([read_run(runs / "one.trec"), read_run(runs / "two.trec")], "rrf")
-    assert {query: [p for p, _ in ranking] for query, ranking in read_run(runs / "both.trec").items()} == {
-        query: [p for p, _ in ranking] for query, ranking in expected.items()
-    }
+    expected = fuse([RankingSource.open(runs / "one.trec").read(), RankingSource.open(runs / "two.trec").read()], "rrf")
+    assert {
+        query: [p for p, _ in ranking] for query, ranking in RankingSource.open(runs / "both.trec").read().items()
+    } == {query: [p for p, _ in ranking] for query, ranking in expected.items()}
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {line[0] for line in lines if line and line[0] in ("one", "two", "fused")} == {"one", "two", "fused"}
     evaluation = read_json(runs / "both.trec.eval.json")
@@ -121,7 +121,7 @@ def test_own_passages_of_queries_in_arguana(runs: Path, monkeypatch: pytest.Monk
             job = FuseJob(sources, "both.trec", queries=data, qrels=data, measures=("RR@10",), **options)
             evaluation = fuse_runs(job)
             assert evaluation
-            rankings = read_run("both.trec")
+            rankings = RankingSource.open("both.trec").read()
             assert any(key == query for query, ranking in rankings.items() for key, _ in ranking) is not removed
             assert (evaluation.mean["RR@10"] > 0.5) is removed
             provenance = read_json(runs / "both.trec.eval.json")["provenance"]
@@ -171,11 +171,11 @@ def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
     options = ["--method=sum", "--weights=0.25,1", "--k=5", "--queries=data", "--qrels=data", "--measures=RR@5"]
     done = jaxret(runs, "bm25", "dense", "--out=both.trec", *options)
     assert done.returncode == 0, done.stderr
-    fused = read_run(runs / "both.trec")
+    fused = RankingSource.open(runs / "both.trec").read()
     run = open_run(runs / "dense")
     searcher = Searcher(run, corpus_folder(run.workdir), many=True)
-    index, passages = BM25.of(read_corpus(runs / "data")), list(read_corpus(runs / "data"))
-    for query in (query for query in read_queries(runs / "data") if query.id in fused):
+    index, passages = BM25.of(Corpus.open(runs / "data").read()), list(Corpus.open(runs / "data").read())
+    for query in (query for query in QuerySource.open(runs / "data").read() if query.id in fused):
         _, vectors = searcher.encode([query])
         (dense,) = searcher.scores(vectors, [list(range(len(passages)))])
         words = index.scores(query, [passage.id for passage in passages])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import read_corpus, read_judgements, read_queries, read_run
+from jaxret.data.formats import Corpus, JudgementSource, QuerySource, RankingSource
 from jaxret.data.records import Passage
 from jaxret.evaluation.metrics import evaluate
 from jaxret.search.bm25 import BM25
@@ -36,10 +36,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rankings_and_evaluation_equal_the_library(root: Path) -> None:
-    queries, judgements = read_queries(root / "data"), read_judgements(root / "data", "test")
+    queries, judgements = QuerySource.open(root / "data").read(), JudgementSource.open(root / "data", "test").read()
     judged = {judgement.query_id for judgement in judgements}
-    expected = BM25.of(read_corpus(root / "data")).search([query for query in queries if query.id in judged], 20)
-    written = read_run(root / "one" / "runs" / "data.test.trec")
+    expected = BM25.of(Corpus.open(root / "data").read()).search([query for query in queries if query.id in judged], 20)
+    written = RankingSource.open(root / "one" / "runs" / "data.test.trec").read()
     assert {query: [key for key, _ in ranking] for query, ranking in written.items()} == {
         query: [key for key, _ in ranking] for query, ranking in expected.items() if ranking
     }
@@ -87,7 +87,7 @@ def test_empty_passages_are_kept_on_request(root: Path) -> None:
     assert "corpus.jsonl:" in stopped.stderr
     kept = jaxret(root / "with-empty", "bm25", "--workdir=one", *SOURCES, "--on_error=keep")
     assert kept.returncode == 0, kept.stderr
-    runs = [read_run(root / name / "one" / "runs" / "data.test.trec") for name in (".", "with-empty")]
+    runs = [RankingSource.open(root / name / "one" / "runs" / "data.test.trec").read() for name in (".", "with-empty")]
     assert [len(run) for run in runs] == [len(runs[0])] * 2
     assert not any(key == "empty" for ranking in runs[1].values() for key, _ in ranking)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import Corpus, read_corpus, write_beir
+from jaxret.data.formats import Corpus, write_beir
 from jaxret.data.records import Passage, Query
 from jaxret.experiments.teachers import RetrieverTeacher
 from jaxret.index.encode import encode_corpus
@@ -22,7 +22,7 @@ def test_a_retriever_scores_no_other_texts_of_the_same_ids(tmp_path: Path) -> No
     write_beir(tmp_path / "corpus", [Passage(str(i), text, "title") for i, text in enumerate(texts)], [], {})
     untrained_run(tmp_path / "run", tmp_path / "encoder", tmp_path / "data")
     encode_corpus(open_run(tmp_path / "run"), Corpus.open(tmp_path / "corpus"), progress=False)
-    passages = {passage.id: passage for passage in read_corpus(tmp_path / "corpus")}
+    passages = {passage.id: passage for passage in Corpus.open(tmp_path / "corpus").read()}
     queries, teacher = {"q": Query("q", "river")}, RetrieverTeacher(str(tmp_path / "run"), "")
     written_otherwise = {key: replace(one, text=f"title {one.text.upper()}") for key, one in passages.items()}
     few = {key: replace(one, text="other") if key in "012" else one for key, one in passages.items()}

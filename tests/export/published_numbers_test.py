@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_corpus
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.export.compare_original import original_vectors
 from jaxret.export.import_model import make_run
@@ -36,7 +36,7 @@ def test_passages_with_titles_have_the_vectors_of_torch(minilm_dir: Path, scifac
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     make_run(str(minilm_dir), tmp_path / "run", progress=False)
     run = open_run(tmp_path / "run")
-    passages = list(islice(read_corpus(scifact), 4))
+    passages = list(islice(Corpus.open(scifact).read(), 4))
     joined = [f"{passage.title} {passage.text}".strip() for passage in passages]
     assert all(passage.title for passage in passages)
     theirs = original_vectors(run, minilm_dir, "transformers", joined, "passage")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import Corpus, QuerySource, read_queries
+from jaxret.data.formats import Corpus, QuerySource
 from jaxret.export import to_anserini
 from jaxret.export.export import export
 from jaxret.index.encode import encode_corpus
@@ -50,7 +50,7 @@ def test_impacts_give_the_ranking_of_the_run(root: Path, tmp_path: Path, monkeyp
     assert f"{len(records)} passages read back; weights differ by 0.00" in report
     assert all(type(impact) is int and impact > 0 for record in records for impact in record["vector"].values())
     assert max(len(record["vector"]) for record in records) == 8
-    queries = read_queries(root / "data")
+    queries = QuerySource.open(root / "data").read()
     topics = dict(line.split("\t") for line in (tmp_path / "out/topics.tsv").read_text().splitlines())
     assert list(topics) == [query.id for query in queries]
     rankings = searcher.search(queries, len(records)).rankings

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_corpus
+from jaxret.data.formats import Corpus
 from tests.fault_table import Trials
 from tests.faults.conftest import Tiny
 from tests.faults.kills_test import trained
@@ -93,7 +93,7 @@ def test_a_command_that_is_killed_at_a_request(
     (tmp_path / "more.jsonl").write_text(
         "".join(json.dumps({"_id": f"more{number}", "text": f"river stone {number}"}) + "\n" for number in range(9))
     )
-    ids = [passage.id for passage in read_corpus(tiny.data)][:3]
+    ids = [passage.id for passage in Corpus.open(tiny.data).read()][:3]
     (tmp_path / "ids.txt").write_text("".join(f"{key}\n" for key in ids))
     script, *arguments = {
         "train": ["train.py", *training(tiny, 4)],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, read_queries
+from jaxret.data.formats import Corpus, QuerySource
 from jaxret.index.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import Run, open_checkpoints, open_run
@@ -88,7 +88,7 @@ class Victim:
     def search(self) -> Any:
         """The rankings and scores of all test queries."""
         assert self.opened is not None
-        queries = read_queries(self.tiny.data)
+        queries = QuerySource.open(self.tiny.data).read()
         return Searcher(self.opened, self.workdir / FOLDER, SearchOptions("xla")).search(queries, 10).rankings
 
     def texts(self) -> Any:

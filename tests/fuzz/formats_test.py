@@ -14,7 +14,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run
+from jaxret.data.formats import Corpus, JudgementSource, QuerySource, RankingSource, TrainingSource
 from jaxret.data.formats.detect import FORMATS
 from jaxret.data.formats.format import ROLES
 from jaxret.data.formats.writers import WRITERS
@@ -22,11 +22,11 @@ from jaxret.data.records import Example, Judgement, Passage, Query
 from tests.fuzz.refusal import refusal
 
 READERS: dict[str, Callable[[str], Any]] = {
-    "passages": lambda source: list(read_corpus(source, Policy())),
-    "queries": read_queries,
-    "judgements": read_judgements,
-    "examples": lambda source: read_examples(source, targets=False),
-    "rankings": read_run,
+    "passages": lambda source: list(Corpus.open(source).read(Policy())),
+    "queries": lambda source: QuerySource.open(source).read(),
+    "judgements": lambda source: JudgementSource.open(source).read(),
+    "examples": lambda source: TrainingSource.open(source).read(targets=False),
+    "rankings": lambda source: RankingSource.open(source).read(),
 }
 CASES = [(name, role) for name, writers in WRITERS.items() for role in writers]
 # Formats whose examples are ids alone: their texts are in other files.

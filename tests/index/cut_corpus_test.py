@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.api import Index, Retriever
-from jaxret.data.formats import Corpus, DataError, read_queries
+from jaxret.data.formats import Corpus, DataError, QuerySource
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.explain import explain_in_run
@@ -82,7 +82,7 @@ def by_hand(vectors: np.ndarray, normalize: bool) -> np.ndarray:
 
 def rankings(run: Run, name: str, root: Path, dimension: int = 0) -> Any:
     searcher = Searcher(run, run.workdir.embeddings(name), SearchOptions(dimension=dimension), many=True)
-    return searcher.search(read_queries(root / "data" / "queries.jsonl"), 10).rankings
+    return searcher.search(QuerySource.open(root / "data" / "queries.jsonl").read(), 10).rankings
 
 
 @pytest.mark.daily("one_vector")
@@ -114,7 +114,7 @@ def test_searching_cut_vectors_equals_searching_the_cut_corpus(kind: str, root: 
     encoded_corpus = open_encoded(run.workdir.embeddings("first"))
     lists = [by_hand(np.asarray(v, np.float32), normalize) for _, shard in encoded_corpus for v in shard]
     ids = encoded_corpus.ids(np.arange(encoded_corpus.total_rows))
-    queries = list(read_queries(root / "data" / "queries.jsonl"))[:5]
+    queries = list(QuerySource.open(root / "data" / "queries.jsonl").read())[:5]
     vectors = run.embedder()(run.tokenizer.queries([query.text for query in queries]), "query")
     for query, own in zip(queries, vectors, strict=True):
         of_query = by_hand(own, normalize)
@@ -128,7 +128,7 @@ def test_searching_cut_vectors_equals_searching_the_cut_corpus(kind: str, root: 
 @pytest.mark.slow
 def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) -> None:
     run = runs[DAILY]
-    query = next(iter(read_queries(root / "data" / "queries.jsonl")))
+    query = next(iter(QuerySource.open(root / "data" / "queries.jsonl").read()))
     (passage, score), *_ = rankings(run, f"first-{SIZE}", root)[query.id]
     request = ExplainRequest(str(run.workdir), query.text, passage_id=passage, encoded_name=f"first-{SIZE}")
     assert f"score {score:.4f}" in explain_in_run(request)

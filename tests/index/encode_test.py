@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, CorpusScan, DataError, read_corpus, write_beir
+from jaxret.data.formats import Corpus, CorpusScan, DataError, write_beir
 from jaxret.data.records import Passage
 from jaxret.index import encode, encode_plan, worker
 from jaxret.index.encode import corpus_name, encode_corpus
@@ -85,7 +85,7 @@ def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
 
 
 def test_vectors_equal_those_of_the_retriever(root: Path, run: Run, encoded: Path) -> None:
-    passages = list(read_corpus(root / "data"))
+    passages = list(Corpus.open(root / "data").read())
     shards = open_shards(encoded)
     assert encoded == root / "run" / "embeddings" / "data"
     assert (shards.total_rows, shards.vectors_per_row, shards.dimension) == (len(passages), 2, 32)
@@ -346,8 +346,8 @@ def test_a_job_stops_reading_a_shard_that_its_owner_begins(
 def test_parts_read_out_of_order_equal_one_pass(kind: str, root: Path, run: Run, tmp_path: Path) -> None:
     """Shards of a dead job are, and damaged ones: before what was read last, text is read from its beginning."""
     source = inspect_corpus(run, Corpus.open(root / "data"), "error", str(tmp_path), print)
-    expected = run.tokenizer.passages(read_corpus(root / "data"))
-    ids = [passage.id for passage in read_corpus(root / "data")]
+    expected = run.tokenizer.passages(Corpus.open(root / "data").read())
+    ids = [passage.id for passage in Corpus.open(root / "data").read()]
     if kind == "store":
         source.tokenized(run, False, print)
     texts = open_token_reader(source, run.tokenizer)
@@ -365,8 +365,8 @@ def test_reading_continues_after_an_abandoned_part(root: Path, run: Run) -> None
     unwanted.set()
     with pytest.raises(CancelledError):
         texts.part(0, 50, unwanted)
-    assert list(texts.part(1, 3).ids) == [passage.id for passage in read_corpus(root / "data")][1:3]
-    assert list(texts.part(0, 1).ids) == [next(read_corpus(root / "data")).id]
+    assert list(texts.part(1, 3).ids) == [passage.id for passage in Corpus.open(root / "data").read()][1:3]
+    assert list(texts.part(0, 1).ids) == [next(Corpus.open(root / "data").read()).id]
 
 
 def test_shards_of_a_changed_corpus_are_removed(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, read_corpus, read_queries
+from jaxret.data.formats import Corpus, QuerySource
 from jaxret.data.records import Passage, Query
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
@@ -96,7 +96,7 @@ def changed(run: Run, to: Path) -> tuple[Run, Path]:
 
 
 def rankings(root: Path, run: Run, folder: Path, k: int, backend: str = "xla") -> dict[str, list[tuple[str, float]]]:
-    return Searcher(run, folder, SearchOptions(backend)).search(read_queries(root / "data")[:8], k).rankings
+    return Searcher(run, folder, SearchOptions(backend)).search(QuerySource.open(root / "data").read()[:8], k).rankings
 
 
 def write_ids(path: Path, ids: list[str]) -> Path:
@@ -121,7 +121,7 @@ def test_a_search_equals_that_of_a_fresh_encoding(
     best = rankings(root, run, folder, 2, backend)
     gone = list(dict.fromkeys(key for ranking in best.values() for key, _ in ranking))
     assert delete_passages(folder, write_ids(tmp_path / "ids.txt", gone)) == (len(gone), total - len(gone))
-    left = [passage for passage in read_corpus(root / "data") if passage.id not in gone]
+    left = [passage for passage in Corpus.open(root / "data").read() if passage.id not in gone]
     lines = [json.dumps({"_id": p.id, "title": p.title, "text": p.text}) + "\n" for p in left]
     (tmp_path / "left.jsonl").write_text("".join(lines))
     fresh = encode_corpus(
@@ -132,7 +132,7 @@ def test_a_search_equals_that_of_a_fresh_encoding(
     kept = [row for row, key in enumerate(open_encoded(whole).ids(np.arange(total))) if key not in gone]
     blocks = [block for _, block in open_encoded(whole)]
     stacked = concatenated(blocks)
-    queries = run.embedder()(run.tokenizer.queries(q.text for q in read_queries(root / "data")[:8]), "query")
+    queries = run.embedder()(run.tokenizer.queries(q.text for q in QuerySource.open(root / "data").read()[:8]), "query")
     for k in (5, len(kept) + 3):
         result = search(
             queries,
@@ -187,7 +187,7 @@ def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Pat
     path.write_text('{"_id": "p3", "text": "silver river"}\n')
     append_corpus(run, Corpus.open(path), folder, progress=False)
     searcher = Searcher(run, folder)
-    everything = {p.id: p for name in "ab" for p in read_corpus(root / f"{name}.jsonl")}
+    everything = {p.id: p for name in "ab" for p in Corpus.open(root / f"{name}.jsonl").read()}
     everything["p3"] = Passage("p3", "silver river")
     assert searcher.passages(everything) == everything
     assert searcher.encoded_corpus.total_rows == len(everything)

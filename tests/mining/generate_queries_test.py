@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, read_corpus, read_examples, read_queries, write_beir
+from jaxret.data.formats import Corpus, QuerySource, TrainingSource, write_beir
 from jaxret.data.records import Passage
 from jaxret.data.tokens.backend import load_backend
 from jaxret.mining.generate_queries import GenerationJob, generate_queries
@@ -57,7 +57,7 @@ def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
     out, every = tmp_path / "out", ("pseudo_queries", "training", "expanded")
     result = generate_queries(model, Corpus.open(corpus), out, SAMPLES, replace(SETTINGS, write=every))
     assert (result.passages, result.parts, result.parts_written) == (22, 6, 6)
-    passages = list(read_corpus(corpus))
+    passages = list(Corpus.open(corpus).read())
     generated = {
         key: texts
         for path in sorted((out / "parts").iterdir())
@@ -67,13 +67,13 @@ def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
     assert result.queries == sum(map(len, generated.values())) > 30
     assert all(len(set(texts)) == len(texts) <= 3 for texts in generated.values())
 
-    first = {query.id: query.text for query in read_queries(out / "pseudo-queries.jsonl")}
+    first = {query.id: query.text for query in QuerySource.open(out / "pseudo-queries.jsonl").read()}
     assert first == {key: texts[0] for key, texts in generated.items() if texts}
-    examples = list(read_examples(out / "training", "train"))
+    examples = list(TrainingSource.open(out / "training", "train").read())
     assert {(e.query.text, e.positives[0]) for e in examples} == {
         (text, passage) for passage in passages for text in generated[passage.id]
     }
-    expanded = list(read_corpus(out / "expanded"))
+    expanded = list(Corpus.open(out / "expanded").read())
     assert expanded == [replace(p, text=" ".join([p.text, *generated[p.id]])) for p in passages]
 
     again = generate_queries(model, Corpus.open(corpus), out, SAMPLES, SETTINGS)
@@ -152,7 +152,7 @@ def test_a_killed_job_continues_to_the_same_bytes(model: Path, corpus: Path, tmp
     ids=lambda decoding: decoding.method,
 )
 def test_eight_devices_generate_the_queries_of_one(model: Path, corpus: Path, decoding: DecodingOptions) -> None:
-    passages = list(read_corpus(corpus))
+    passages = list(Corpus.open(corpus).read())
 
     def queries(devices: int, decoding: DecodingOptions) -> list[list[str]]:
         mesh = make_mesh(devices=jax.devices()[:devices])
@@ -170,7 +170,7 @@ def test_queries_equal_those_of_transformers(model: Path, corpus: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     original = transformers.T5ForConditionalGeneration.from_pretrained(model).eval()
     backend, _ = load_backend(model)
-    passages = [passage for passage in read_corpus(corpus) if len(passage.text.split()) < 12]
+    passages = [passage for passage in Corpus.open(corpus).read() if len(passage.text.split()) < 12]
     decoding = DecodingOptions("beam", queries=2, beams=3, query_length=6)
     generator = open_query_generator(model, PROMPT, 24, decoding, "float32", 512, make_mesh())
     generated, cut = generator(passages, 0)

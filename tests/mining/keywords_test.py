@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import Corpus, read_queries, write_beir
+from jaxret.data.formats import Corpus, QuerySource, write_beir
 from jaxret.data.records import Passage
 from jaxret.mining.keywords import write_keywords
 from tests.pipeline import run_script
@@ -27,7 +27,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_the_rarest_and_most_repeated_words_come_first(corpus: Path, tmp_path: Path) -> None:
     assert write_keywords(Corpus.open(corpus), tmp_path / "pseudo.jsonl", count=2) == (3, 4)
-    words_of = {query.id: query.text.split() for query in read_queries(tmp_path / "pseudo.jsonl")}
+    words_of = {query.id: query.text.split() for query in QuerySource.open(tmp_path / "pseudo.jsonl").read()}
     assert set(words_of) == {"a", "b", "d"}
     assert "river" not in words_of["a"], "in every passage that has words"
     assert words_of["d"] == ["sleeps", "otter"]

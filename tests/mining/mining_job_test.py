@@ -15,13 +15,10 @@ import pytest
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
     Corpus,
+    JudgementSource,
     QuerySource,
+    RankingSource,
     TrainingSource,
-    read_corpus,
-    read_examples,
-    read_judgements,
-    read_queries,
-    read_run,
     write_dpr_examples,
     write_dpr_queries,
     write_run,
@@ -54,8 +51,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set, and a run file of its training queries."""
     folder = tmp_path_factory.mktemp("mining")
     write_data(folder / "data")
-    random, passages = np.random.default_rng(0), [p.id for p in read_corpus(folder / "data")]
-    queries = dict.fromkeys(j.query_id for j in read_judgements(folder / "data", "train"))
+    random, passages = np.random.default_rng(0), [p.id for p in Corpus.open(folder / "data").read()]
+    queries = dict.fromkeys(j.query_id for j in JudgementSource.open(folder / "data", "train").read())
     rankings = {}
     for query in reversed(queries):  # not in the order of the queries
         ids = random.choice(passages, 30, replace=False)
@@ -72,13 +69,13 @@ def job(root: Path, out: Path, *pools: str, settings: MiningSettings = TOP) -> M
 
 def plainly(root: Path, settings: MiningSettings) -> dict[str, list[str]]:
     """Query -> its first passages of the run file that are not judged relevant and have another text."""
-    texts = {p.id: " ".join(p.text.lower().split()) for p in read_corpus(root / "data")}
+    texts = {p.id: " ".join(p.text.lower().split()) for p in Corpus.open(root / "data").read()}
     relevant: dict[str, set[str]] = {}
-    for one in read_judgements(root / "data", "train"):
+    for one in JudgementSource.open(root / "data", "train").read():
         if one.relevance > 0:
             relevant.setdefault(one.query_id, set()).add(one.passage_id)
     negatives = {}
-    for query, ranking in read_run(root / "run.trec").items():
+    for query, ranking in RankingSource.open(root / "run.trec").read().items():
         relevant_texts = {texts[key] for key in relevant[query]}
         left = [
             key
@@ -95,7 +92,7 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
     monkeypatch.setattr(mining_job, "RANK_BLOCK", 16)  # three blocks, of parts each
     monkeypatch.setattr(mining_job, "TEXT_BLOCK", 5)
     done = mine_negatives(job(root, tmp_path / "a.jsonl"))
-    examples = read_examples(tmp_path / "a.jsonl", targets=False)
+    examples = TrainingSource.open(tmp_path / "a.jsonl").read(targets=False)
     assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
     assert plainly(root, TOP) != plainly(root, replace(TOP, depth=4)), "control"
     assert [e.query.id for e in examples] == [
@@ -123,8 +120,8 @@ def test_a_file_never_lies_beside_the_record_of_another(
 
 def test_scores_equal_those_of_the_run(root: Path, tmp_path: Path) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"))
-    run = read_run(root / "run.trec")
-    scored = [e for e in read_examples(tmp_path / "a.jsonl", targets=False) if e.negative_scores]
+    run = RankingSource.open(root / "run.trec").read()
+    scored = [e for e in TrainingSource.open(tmp_path / "a.jsonl").read(targets=False) if e.negative_scores]
     assert scored, "some positives are among the 30"
     for example in scored:
         scores = dict(run[example.query.id])
@@ -134,7 +131,7 @@ def test_scores_equal_those_of_the_run(root: Path, tmp_path: Path) -> None:
 
 def test_the_mined_file_is_self_contained_and_names_its_parents(root: Path, tmp_path: Path) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"))
-    texts = {p.id: p for p in read_corpus(root / "data")}
+    texts = {p.id: p for p in Corpus.open(root / "data").read()}
     for example in stream_mined_examples(tmp_path / "a.jsonl", Policy()):
         assert all(texts[p.id] == p for p in (*example.positives, *example.negatives))
         assert example.query.answers
@@ -198,7 +195,7 @@ def test_negatives_of_the_data_are_ignored(root: Path, tmp_path: Path, monkeypat
 def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_path: Path) -> None:
     rankings = {
         query: sorted(((key, float(i)) for i, (key, _) in enumerate(ranking)), key=lambda pair: -pair[1])
-        for query, ranking in read_run(root / "run.trec").items()
+        for query, ranking in RankingSource.open(root / "run.trec").read().items()
     }  # the other way round
     write_run(tmp_path / "teacher.trec", rankings, "test")
     settings = replace(TOP, margin=1.0)
@@ -214,7 +211,7 @@ def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_pa
 
 
 def test_a_teacher_may_score_only_some_passages(root: Path, tmp_path: Path) -> None:
-    some = {query: ranking[:10] for query, ranking in read_run(root / "run.trec").items()}
+    some = {query: ranking[:10] for query, ranking in RankingSource.open(root / "run.trec").read().items()}
     write_run(tmp_path / "teacher.trec", some, "test")
     mine_negatives(replace(job(root, tmp_path / "a.jsonl"), teacher=str(tmp_path / "teacher.trec")))
     every = [
@@ -243,7 +240,7 @@ def test_appended_records_have_scores_of_the_teacher_or_none(
     queries = [
         one.query for one in read_training_queries(open_training_queries(str(root / "data"), "train"), Policy()).queries
     ]
-    ids = [p.id for p in read_corpus(root / "data")]
+    ids = [p.id for p in Corpus.open(root / "data").read()]
     scores = {query.id: [(key, 100.0 - n) for n, key in enumerate(ids)] for query in queries[1:]}
     write_run(tmp_path / "teacher.trec", scores, "test")
     *_, last = stream_mined_examples(
@@ -267,7 +264,7 @@ def test_appended_records_have_scores_of_the_teacher_or_none(
 def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path: Path) -> None:
     """MS MARCO's run format; and an error where scores are needed."""
     ranks = tmp_path / "run.tsv"
-    ranked = read_run(root / "run.trec").items()
+    ranked = RankingSource.open(root / "run.trec").read().items()
     ranks.write_text("".join(f"{q}\t{key}\t{n}\n" for q, ranking in ranked for n, (key, _) in enumerate(ranking, 1)))
     here = job(root, tmp_path / "a.jsonl", str(ranks))
     mine_negatives(here)
@@ -342,14 +339,14 @@ def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) 
     mine_negatives(concatenated)
     (followed_by,) = read_with_digest(parents_path(tmp_path / "a.jsonl"))["concat"]
     assert followed_by == {"source": concat, "sha256": sha256_file(tmp_path / "first.jsonl")}
-    examples = read_examples(tmp_path / "a.jsonl")
+    examples = TrainingSource.open(tmp_path / "a.jsonl").read()
     targets = sum(len(e.positives) for e in first)
     mined, followed = examples[:-targets], examples[-targets:]
     assert {(e.query.id, e.positives[0].id) for e in followed} == {
         (e.query.id, p.id) for e in first for p in e.positives
     }
     assert max(len(e.negatives) for e in followed) == 5
-    run = read_run(root / "run.trec")
+    run = RankingSource.open(root / "run.trec").read()
     for example in mined:
         (answer,) = example.query.answers
         ranks = [key for key, _ in run[example.query.id][:4]]
@@ -363,7 +360,9 @@ def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) 
 def test_a_bad_record_that_follows_is_an_error_before_pools_are_opened(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_tevatron_examples(tmp_path / "more.jsonl", read_examples(root / "data", "train", targets=False)[:2])
+    write_tevatron_examples(
+        tmp_path / "more.jsonl", TrainingSource.open(root / "data", "train").read(targets=False)[:2]
+    )
     with open(tmp_path / "more.jsonl", "a") as file:
         file.write('{"query_id": "q"\n')
     monkeypatch.setattr(mining_job, "open_pools", lambda *_: pytest.fail("a pool was opened"))
@@ -374,7 +373,7 @@ def test_a_bad_record_that_follows_is_an_error_before_pools_are_opened(
 
 
 def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path) -> None:
-    queries = read_queries(root / "data")[:7]
+    queries = QuerySource.open(root / "data").read()[:7]
     write_dpr_queries(tmp_path / "train.qa.csv", queries)
     settings = MiningSettings(depth=20, positives_from_retrieval=True)
     questions_alone = MiningJob(
@@ -384,9 +383,9 @@ def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path)
         corpus=Corpus.open(root / "data"),
     )
     mine_negatives(replace(questions_alone, settings=settings))
-    examples = read_examples(tmp_path / "a.jsonl")
+    examples = TrainingSource.open(tmp_path / "a.jsonl").read()
     assert {e.query.id for e in examples} == {str(i) for i in range(7)}
-    assert read_examples(tmp_path / "a.jsonl", targets=False) == examples
+    assert TrainingSource.open(tmp_path / "a.jsonl").read(targets=False) == examples
 
 
 def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_read(tmp_path: Path) -> None:
@@ -405,7 +404,7 @@ def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_r
 
 def test_questions_with_equal_row_numbers_get_different_ids(root: Path, tmp_path: Path) -> None:
     """DPR's files have no ids: each counts from 0."""
-    originals = read_examples(root / "data", "train", targets=False)
+    originals = TrainingSource.open(root / "data", "train").read(targets=False)
     for name, some in (("a", originals[:3]), ("b", originals[10:13])):
         write_dpr_examples(tmp_path / f"{name}.json", some)
     both = replace(
@@ -414,21 +413,21 @@ def test_questions_with_equal_row_numbers_get_different_ids(root: Path, tmp_path
         concat=(TrainingSource.open(tmp_path / "b.json"),),
     )
     mine_negatives(both)
-    mined = read_examples(tmp_path / "both.jsonl")
+    mined = TrainingSource.open(tmp_path / "both.jsonl").read()
     assert {e.query.text for e in mined} == {e.query.text for e in (*originals[:3], *originals[10:13])}
     assert len({e.query.id for e in mined}) == len({e.query.text for e in mined})
     again = replace(
         both, data=TrainingSource.open(tmp_path / "both.jsonl"), concat=(), out=str(tmp_path / "again.jsonl")
     )
     mine_negatives(again)
-    assert [e.positives for e in read_examples(tmp_path / "again.jsonl")] == [e.positives for e in mined]
+    assert [e.positives for e in TrainingSource.open(tmp_path / "again.jsonl").read()] == [e.positives for e in mined]
 
 
 def test_positives_are_written_with_the_corpus_text(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """DPR's positives are not always, to the letter, what its passages are; a file has one text for an id."""
-    originals = read_examples(root / "data", "train", targets=False)
+    originals = TrainingSource.open(root / "data", "train").read(targets=False)
     edited = [
         replace(one, positives=tuple(replace(p, text=p.text + " .") for p in one.positives)) for one in originals[:2]
     ]
@@ -436,12 +435,12 @@ def test_positives_are_written_with_the_corpus_text(
     mine_negatives(
         replace(job(root, tmp_path / "a.jsonl", "bm25"), data=TrainingSource.open(tmp_path / "train.json")),
     )
-    assert [e.positives for e in read_examples(tmp_path / "a.jsonl")] == [e.positives for e in originals]
+    assert [e.positives for e in TrainingSource.open(tmp_path / "a.jsonl").read()] == [e.positives for e in originals]
     assert "2 queries have a positive that is other text in the corpus, which is taken" in capsys.readouterr().out
 
 
 def test_two_questions_with_one_id_are_refused(root: Path, tmp_path: Path) -> None:
-    first, second, *_ = read_examples(root / "data", "train", targets=False)
+    first, second, *_ = TrainingSource.open(root / "data", "train").read(targets=False)
     twice = replace(second, query=replace(second.query, id=first.query.id))
     write_tevatron_examples(tmp_path / "twice.jsonl", [first, twice])
     with pytest.raises(ValueError, match=f"query '{first.query.id}'"):
@@ -452,7 +451,7 @@ def test_two_questions_with_one_id_are_refused(root: Path, tmp_path: Path) -> No
 
 def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> None:
     """Rows of results without ids are numbers too."""
-    originals = read_examples(root / "data", "train", targets=False)[:4]
+    originals = TrainingSource.open(root / "data", "train").read(targets=False)[:4]
     write_dpr_examples(tmp_path / "train.json", originals)
     results = [(one.query, [(one.positives[0], 2.0, True)]) for one in originals]
     write_retrieval_results(tmp_path / "same.json", results)
@@ -469,12 +468,12 @@ def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> N
 
 
 def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
-    originals = read_examples(root / "data", "train", targets=False)
+    originals = TrainingSource.open(root / "data", "train").read(targets=False)
     write_dpr_examples(tmp_path / "train.json", originals)
     mine_negatives(
         replace(job(root, tmp_path / "a.jsonl", "bm25"), data=TrainingSource.open(tmp_path / "train.json")),
     )
-    examples = read_examples(tmp_path / "a.jsonl")
+    examples = TrainingSource.open(tmp_path / "a.jsonl").read()
     assert [e.positives for e in examples] == [e.positives for e in originals]
 
 
@@ -612,13 +611,13 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), "control"
     parents = read_with_digest(tmp_path / "own.jsonl.parents.json")
     assert parents["pools"][0]["checkpoint"] == run.checkpoint
-    examples = read_examples(root / "data", "train", targets=False)[:3]
+    examples = TrainingSource.open(root / "data", "train").read(targets=False)[:3]
     elsewhere = [replace(examples[0], positives=(Passage("elsewhere", "no passage of the corpus"),)), *examples[1:]]
     write_tevatron_examples(tmp_path / "some.jsonl", elsewhere)
     mine_negatives(
         MiningJob(TrainingSource.open(tmp_path / "some.jsonl"), (str(tmp_path / "run"),), str(tmp_path / "b.jsonl")),
     )
-    assert [e.positives for e in read_examples(tmp_path / "b.jsonl")] == [e.positives for e in elsewhere]
+    assert [e.positives for e in TrainingSource.open(tmp_path / "b.jsonl").read()] == [e.positives for e in elsewhere]
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
     (tmp_path / "turned.jsonl").write_text("\n".join(lines[::-1]) + "\n")
     turned = MiningJob(

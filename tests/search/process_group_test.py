@@ -50,7 +50,7 @@ import json, sys
 from pathlib import Path
 opened = set()
 sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == "open" else None)
-from jaxret.data.formats import read_queries, write_run
+from jaxret.data.formats import QuerySource, write_run
 from jaxret.parallel.processes import agreement, initialize_distributed
 from jaxret.runs.run import open_run
 from jaxret.search.search_options import SearchOptions
@@ -63,7 +63,7 @@ out = Path(out)
 out.mkdir(exist_ok=True)
 
 def search_all():
-    run, queries, held = open_run(workdir), read_queries(data)[:9], {}
+    run, queries, held = open_run(workdir), QuerySource.open(data).read()[:9], {}
     for name, (k, options) in json.loads(cases).items():
         searcher = Searcher(run, corpus_folder(run.workdir), SearchOptions(**options, all_processes=True))
         outcome = searcher.search(queries, k)
@@ -244,7 +244,7 @@ def test_an_error_in_one_process_ends_all(one: Path, tmp_path: Path) -> None:
 DYING = """
 import os, sys
 from jaxret.cli.app import report_errors
-from jaxret.data.formats import read_queries
+from jaxret.data.formats import QuerySource
 from jaxret.parallel.processes import agreement, initialize_distributed
 from jaxret.runs.run import open_run
 from jaxret.search.search_options import SearchOptions
@@ -253,7 +253,8 @@ from jaxret.search.searcher import Searcher
 address, number, workdir, data = sys.argv[1:]
 initialize_distributed(address, 2, int(number))
 run = open_run(workdir)
-searcher, queries = Searcher(run, corpus_folder(run.workdir), SearchOptions(all_processes=True)), read_queries(data)
+searcher = Searcher(run, corpus_folder(run.workdir), SearchOptions(all_processes=True))
+queries = QuerySource.open(data).read()
 searcher.search(queries, 3)
 if number == "1":
     os.kill(os.getpid(), 9)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxret.data.formats import Corpus, TrainingSource, read_queries
+from jaxret.data.formats import Corpus, QuerySource, TrainingSource
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -145,7 +145,7 @@ def test_workers_search_what_one_process_does(
     cluster: Any,
 ) -> None:
     """Every kind of vectors, in every way; a passage of the first part has a twin in another range, which ties."""
-    run, queries = open_run(encoded_run(root, kind)), read_queries(root / "data")[:9]
+    run, queries = open_run(encoded_run(root, kind)), QuerySource.open(root / "data").read()[:9]
     folder = corpus_folder(run.workdir)
     plain = {name: CASES[name] for name in ("auto", "filter", "documents")}
     cases = {"one": CASES, "late": plain | {"int8": CASES["int8"]}}.get(kind, plain)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from jaxret.data.formats import Corpus, Policy, read_corpus, read_judgements, read_queries, read_run, write_beir
+from jaxret.data.formats import Corpus, JudgementSource, Policy, QuerySource, RankingSource, write_beir
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import TASK
 from jaxret.evaluation.answers import has_answer
@@ -71,7 +71,7 @@ def copied(root: Path, to: Path) -> Run:
 
 
 def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
-    queries = read_queries(root / "data")
+    queries = QuerySource.open(root / "data").read()
     folder = corpus_folder(run.workdir)
     result = Searcher(run, folder).search(queries, K)
     shards = open_shards(folder)
@@ -98,11 +98,11 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
         run, EvaluationSource.open(data, data), EvaluationOptions(k=K, measures=tuple(MEASURES)), progress=False
     )
     assert not left.exists()
-    judgements = read_judgements(data, "test")
+    judgements = JudgementSource.open(data, "test").read()
     judged = {j.query_id for j in judgements}
     lines = [line.split() for line in (tmp_path / "mine" / "runs" / "data.test.trec").read_text().splitlines()]
     assert {line[0] for line in lines} == judged
-    assert len(judged) < len(read_queries(data))  # queries that nobody judged are left out
+    assert len(judged) < len(QuerySource.open(data).read())  # queries that nobody judged are left out
     assert len(lines) == K * len(judged)
     assert all(len(line) == 6 and line[1] == "Q0" and line[5] == "jaxret-mine" for line in lines)
     for query in judged:
@@ -111,7 +111,7 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
         assert [float(line[4]) for line in own] == sorted((float(line[4]) for line in own), reverse=True)
 
     assert evaluation is not None
-    again = evaluate(read_run(tmp_path / "mine" / "runs" / "data.test.trec"), judgements, MEASURES)
+    again = evaluate(RankingSource.open(tmp_path / "mine" / "runs" / "data.test.trec").read(), judgements, MEASURES)
     assert again.mean == evaluation.mean
     stored = read_json(tmp_path / "mine" / "eval" / "data.test.json")
     assert set(stored["provenance"]) == {
@@ -141,8 +141,8 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
 
     search_files(run, EvaluationSource.open(data), evaluation=EvaluationOptions(k=K), progress=False)
     everybody = (tmp_path / "mine" / "runs" / "data.trec").read_text().splitlines()
-    assert len(everybody) == K * len(read_queries(data))
-    assert f"{len(read_queries(data))} queries, of every split; --qrels=" in capsys.readouterr().out
+    assert len(everybody) == K * len(QuerySource.open(data).read())
+    assert f"{len(QuerySource.open(data).read())} queries, of every split; --qrels=" in capsys.readouterr().out
 
 
 def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,8 +264,10 @@ def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
         run, EvaluationSource.open(data, data), EvaluationOptions(k=5, measures=("RR@5",), latency=3), progress=False
     )
     first = read_json(run.workdir / "eval" / "data.test.json")
-    judgements = read_judgements(data, "test")
-    write_beir(tmp_path / "data", read_corpus(data), read_queries(data)[::-1], {"test": judgements[::-1]})
+    judgements = JudgementSource.open(data, "test").read()
+    write_beir(
+        tmp_path / "data", Corpus.open(data).read(), QuerySource.open(data).read()[::-1], {"test": judgements[::-1]}
+    )
     search_files(
         run,
         EvaluationSource.open(tmp_path / "data", tmp_path / "data"),
@@ -274,7 +276,7 @@ def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
     )
     again = read_json(run.workdir / "eval" / "data.test.json")
     assert again["provenance"]["dataset"]["sha256"] == first["provenance"]["dataset"]["sha256"]
-    write_beir(tmp_path / "data", read_corpus(data), read_queries(data), {"test": judgements[1:]})
+    write_beir(tmp_path / "data", Corpus.open(data).read(), QuerySource.open(data).read(), {"test": judgements[1:]})
     search_files(
         run,
         EvaluationSource.open(tmp_path / "data", tmp_path / "data"),
@@ -297,7 +299,10 @@ def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
 
 def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, root: Path) -> None:
     """By a clock of its own: encoding and search begin and end where they do, warm-up apart."""
-    searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:12]
+    searcher, queries = (
+        Searcher(run, corpus_folder(run.workdir), many=True),
+        QuerySource.open(root / "data").read()[:12],
+    )
 
     def clock(unit: float) -> Callable[[], float]:
         times = iter([0.0, *(t for start in range(12) for t in (start + 0.0, start + 0.1 * (start + 1), start + 1.0))])
@@ -329,7 +334,7 @@ def test_the_latency_is_of_compiled_programs(root: Path, tmp_path: Path) -> None
 
 def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tmp_path: Path) -> None:
     """Each number is searched alone: the first passages, with the same scores as in a search of all."""
-    searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:3]
+    searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), QuerySource.open(root / "data").read()[:3]
     total = searcher.encoded_corpus.total_rows
     part, ids = searcher.first(7), searcher.encoded_corpus.ids(range(7))
     rankings, everything = (each.search(queries, each.encoded_corpus.total_rows).rankings for each in (part, searcher))
@@ -353,12 +358,15 @@ def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tm
 def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) -> None:
     """Each document is where the first of its passages is in the ranking of all, also if most passages are chunks of
     one document, so that the first search has too few others."""
-    parts = [*read_corpus(root / "data")]
+    parts = [*Corpus.open(root / "data").read()]
     chunks = [
         Passage(f"many#{i}" if i < 60 else f"{part.id}#{i % 3}" if i % 2 else part.id, part.text, part.title)
         for i, part in enumerate(parts)
     ]
-    queries, judgements = read_queries(root / "data"), [Judgement("q0", "many", 1), Judgement("q0", "none", 1)]
+    queries, judgements = (
+        QuerySource.open(root / "data").read(),
+        [Judgement("q0", "many", 1), Judgement("q0", "none", 1)],
+    )
     write_beir(tmp_path / "data", chunks, queries, {"test": judgements})
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", head__token="mean", normalize=True)
     encode_corpus(run, Corpus.open(tmp_path / "data"), progress=False)
@@ -398,7 +406,7 @@ def test_only_vectors_in_memory_have_int8_copies(run: Run, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, queries = copied(root, tmp_path / "mine"), tmp_path / "arguana" / "queries.jsonl"
-    passages = list(read_corpus(root / "data"))[:8]
+    passages = list(Corpus.open(root / "data").read())[:8]
     qrels = tmp_path / "test.tsv"
     write_beir(tmp_path / "arguana", [], [Query(p.id, f"{p.title} {p.text}") for p in passages], {})
     qrels.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{p.id}\to0\t1\n" for p in passages))
@@ -410,7 +418,7 @@ def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.Cap
             EvaluationOptions(k=5, measures=("RR@5",), self_matches=how),
             progress=False,
         )
-        result[how] = read_run(run.workdir / "runs" / "arguana.test.trec")
+        result[how] = RankingSource.open(run.workdir / "runs" / "arguana.test.trec").read()
         stored = read_json(run.workdir / "eval" / "arguana.test.json")["provenance"]["dataset"]["self_matches"]
         assert stored == ("kept" if how == "keep" else "removed")
         printed = capsys.readouterr().out
@@ -431,9 +439,9 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
     )
     path = run.workdir / "runs" / "data.test.dpr.json"
     records, stored = read_json(path), read_json(run.workdir / "eval" / "data.test.json")
-    judged = [query for query in read_queries(data) if query.id in stored["per_query"]["RR@5"]]
+    judged = [query for query in QuerySource.open(data).read() if query.id in stored["per_query"]["RR@5"]]
     assert [(one["question"], one["answers"]) for one in records] == [(q.text, list(q.answers)) for q in judged]
-    texts = {passage.id: passage for passage in read_corpus(data)}
+    texts = {passage.id: passage for passage in Corpus.open(data).read()}
     for query, one in zip(judged, records, strict=True):
         for context in one["ctxs"]:
             assert context.keys() == {"id", "title", "text", "score", "has_answer"}
@@ -441,7 +449,10 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
             assert context["has_answer"] == has_answer(context["text"], query.answers)
         hit = float(any(context["has_answer"] for context in one["ctxs"]))
         assert stored["answers"]["per_query"]["Accuracy@5"][query.id] == hit
-    ours, theirs = read_run(run.workdir / "runs" / "data.test.trec"), read_run(path)  # theirs has numbers for ids
+    ours, theirs = (
+        RankingSource.open(run.workdir / "runs" / "data.test.trec").read(),
+        RankingSource.open(path).read(),
+    )  # theirs has numbers for ids
     assert [[key for key, _ in result] for result in theirs.values()] == [[k for k, _ in ours[q.id]] for q in judged]
     plain = tmp_path / "plain"
     write_beir(plain, [], [Query("q", "no answers")], {})
@@ -492,12 +503,15 @@ def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> N
 def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: Path) -> None:
     """On a corpus where every passage is there three times: their scores are equal, and trec_eval orders by id."""
     passages = [
-        Passage(f"{prefix}{p.id}", p.text, p.title) for p in read_corpus(root / "data") for prefix in ("b", "c", "a")
+        Passage(f"{prefix}{p.id}", p.text, p.title)
+        for p in Corpus.open(root / "data").read()
+        for prefix in ("b", "c", "a")
     ]
     judgements = [
-        Judgement(j.query_id, f"b{j.passage_id}", j.relevance) for j in read_judgements(root / "data", "test")
+        Judgement(j.query_id, f"b{j.passage_id}", j.relevance)
+        for j in JudgementSource.open(root / "data", "test").read()
     ]
-    write_beir(tmp_path / "copies", passages, read_queries(root / "data"), {"test": judgements})
+    write_beir(tmp_path / "copies", passages, QuerySource.open(root / "data").read(), {"test": judgements})
     run, data = copied(root, tmp_path / "mine"), str(tmp_path / "copies")
     encode_corpus(run, Corpus.open(data), progress=False)
     evaluation = search_files(
@@ -532,7 +546,7 @@ def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: 
 def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_path: Path) -> None:
     run = copied(root, tmp_path / "mine")
     searcher = Searcher(run, corpus_folder(run.workdir))
-    everything = {passage.id: passage for passage in read_corpus(root / "data")}
+    everything = {passage.id: passage for passage in Corpus.open(root / "data").read()}
     size = (root / "data" / "corpus.jsonl").stat().st_size
     compiled = 0
     for number, text in enumerate(("river stone", "paper light")):
@@ -575,7 +589,7 @@ def test_passages_are_read_from_files_of_any_format(
     run = copied(root, tmp_path / "mine")
     folder = encode_corpus(run, Corpus.open(path), options=EncodeOptions(on_error="skip"), progress=False).folder
     searcher = Searcher(run, folder)
-    expected = {passage.id: passage for passage in read_corpus(path, Policy("skip"))}
+    expected = {passage.id: passage for passage in Corpus.open(path).read(Policy("skip"))}
     assert len(expected) == 20
     for ids in (["p7"], ["p19", "p4", "p0"], list(expected)):
         assert searcher.passages(ids) == {key: expected[key] for key in ids if key in expected}
@@ -594,7 +608,7 @@ def test_passages_are_read_from_files_of_any_format(
 def test_threads_read_their_own_texts(run: Run, root: Path) -> None:
     """The threads of a server share an index."""
     texts, interval = Passages(corpus_folder(run.workdir)), sys.getswitchinterval()
-    expected = {passage.id: passage for passage in read_corpus(root / "data")}
+    expected = {passage.id: passage for passage in Corpus.open(root / "data").read()}
     some = [list(expected)[start : start + 3] for start in range(0, 60, 3)] * 5
     sys.setswitchinterval(1e-6)
     try:
@@ -703,7 +717,7 @@ def test_prompts_precede_encoded_texts(root: Path, tmp_path: Path) -> None:
     joins = {"tokens__query_prompt": "river: ", "tokens__passage_prompt": "stone ", "tokens__title_separator": " - "}
     prompted = untrained_run(tmp_path / "prompted", root / "encoder", root / "data", **joins)
     plain = untrained_run(tmp_path / "plain", root / "encoder", root / "data")
-    passages, queries = list(read_corpus(root / "data")), read_queries(root / "data")[:5]
+    passages, queries = list(Corpus.open(root / "data").read()), QuerySource.open(root / "data").read()[:5]
     written = [Passage(p.id, "stone " + " - ".join(part for part in (p.title, p.text) if part)) for p in passages]
     write_beir(tmp_path / "written", written, [], {})
     encode_corpus(prompted, Corpus.open(root / "data"), "data", progress=False)
@@ -721,7 +735,7 @@ def test_prompts_precede_encoded_texts(root: Path, tmp_path: Path) -> None:
 
 
 def test_an_answer_on_the_terminal(root: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    question = read_queries(root / "data")[0]
+    question = QuerySource.open(root / "data").read()[0]
     show_answer(Searcher(run, corpus_folder(run.workdir)), question.text, 3, progress=False)
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith(question.text)

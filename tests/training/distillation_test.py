@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.errors import DataError
-from jaxret.data.formats import read_examples, write_retrieval_results, write_run
+from jaxret.data.formats import TrainingSource, write_retrieval_results, write_run
 from jaxret.data.formats.example_writers import write_flag_examples
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
@@ -82,7 +82,7 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
     path = write_records(tmp_path / "scored.jsonl", [e for e in examples_of() if e.positive_scores])
     source = ExampleSource(str(path), "train", "error", scores=True)
     data, _ = load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, print)
-    read = TeacherScores.from_examples(read_examples(path))
+    read = TeacherScores.from_examples(TrainingSource.open(path).read())
     assert data.teacher is not None
     assert read is not None
     assert data.teacher.digest == read.digest
@@ -91,7 +91,7 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
     )
     assert without.teacher is None
     assert without.digest == data.digest
-    first = read_examples(path)[1]
+    first = TrainingSource.open(path).read()[1]
     scores = [(first.negatives[0].id, 2.5), (first.positives[0].id, 1.5)]
     write_run(tmp_path / "teacher.trec", {first.query.id: scores}, tag="teacher")
     run = dataclasses.replace(source, teacher_run=str(tmp_path / "teacher.trec"))
@@ -163,7 +163,7 @@ def test_rankings_without_scores_are_refused(tokenizer: TextTokenizer, tmp_path:
     """Ranks are not scores; and results without ids that are of other questions."""
     examples = examples_of()
     path = write_records(tmp_path / "train.jsonl", examples)
-    examples = read_examples(path)
+    examples = TrainingSource.open(path).read()
     (tmp_path / "ranks.tsv").write_text("".join(f"{n}\tp{rank}\t{rank}\n" for n in range(2) for rank in range(1, 9)))
     rankings = [(e.query, [(p, 2.0, True) for p in (*e.positives, *e.negatives)]) for e in examples]
     write_retrieval_results(tmp_path / "same.json", rankings)

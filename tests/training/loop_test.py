@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from jaxret.data.formats import read_examples
+from jaxret.data.formats import TrainingSource
 from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.pretrained import load_pretrained
@@ -452,7 +452,9 @@ def test_the_moving_average_is_validated_and_saved(
     run = open_run(workdir, "last")
     jax.tree.map(np.testing.assert_array_equal, run.params, state.ema)
     folder = root / "data"
-    dev, data = (tokenize_examples(read_examples(folder, split), run.tokenizer) for split in ("dev", "train"))
+    dev, data = (
+        tokenize_examples(TrainingSource.open(folder, split).read(), run.tokenizer) for split in ("dev", "train")
+    )
     objective = make_objective_of(config, run.model, run.mesh)
     validation = make_validation(config, objective, run.params, TrainingData(run.tokenizer, {}, data, dev, None))
     assert validation(state.ema)["nll"] == pytest.approx(result.metrics["nll"], rel=1e-6)
@@ -539,7 +541,7 @@ def test_several_batches_make_a_step_and_it_is_resumed_between_steps(
 
 def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
     data = tokenize_examples(
-        read_examples(root / "data", "train"), TextTokenizer.load(root / "encoder", 12, 24)
+        TrainingSource.open(root / "data", "train").read(), TextTokenizer.load(root / "encoder", 12, 24)
     )  # 48 examples, 8 in a batch
     for accumulate, total in ((1, 12), (2, 6), (5, 3)):
         epochs = config_of(

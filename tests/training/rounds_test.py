@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import read_examples
+from jaxret.data.formats import TrainingSource
 from jaxret.data.tokens.batches import tokenize_examples
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.runs.mismatch import ContractError
@@ -106,7 +106,9 @@ def test_a_round_of_zero_steps_passes_the_state_on(root: Path, tmp_path: Path) -
 
 def test_steps_of_each_round(root: Path) -> None:
     """Epochs are those of a round's own data; rounds to come are planned to be as long."""
-    examples = tokenize_examples(read_examples(root / "data", "train"), TextTokenizer.load(root / "encoder", 12, 24))
+    examples = tokenize_examples(
+        TrainingSource.open(root / "data", "train").read(), TextTokenizer.load(root / "encoder", 12, 24)
+    )
     assert len(examples) == 48
     epochs = config_of(root, train__steps=-1, train__epochs=1.5, train__rounds=4)
     lengths = []

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Corpus, read_corpus, read_examples, read_run, write_beir, write_dpr_examples
+from jaxret.data.formats import Corpus, RankingSource, TrainingSource, write_beir, write_dpr_examples
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
@@ -43,8 +43,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def validation(run: Run) -> RetrievalValidation:
     folder = Path(run.config.data.train)
-    train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
-    dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
+    train = tokenize_examples(TrainingSource.open(folder, "train").read(), run.tokenizer)
+    dev = tokenize_examples(TrainingSource.open(folder, "dev").read(), run.tokenizer)
     objective = RetrievalObjective(model=run.model, mesh=run.mesh)
     return make_validation(run.config, objective, run.params, TrainingData(run.tokenizer, {}, train, dev, None))
 
@@ -103,7 +103,7 @@ def test_in_batch_loss(run: Run, validation: RetrievalValidation) -> None:
 
 def test_the_pool(run: Run, validation: RetrievalValidation) -> None:
     folder = Path(run.config.data.train)
-    train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
+    train = tokenize_examples(TrainingSource.open(folder, "train").read(), run.tokenizer)
     dev = validation.dev
     again, places = make_passage_pool(dev, train, 45, seed=run.config.seed.data)
     assert len(again) == 45
@@ -248,7 +248,7 @@ def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> 
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), data, **overrides)
     config = ConfigDict(run.config)
     config.data.dev, config.validation.corpus = str(data), str(data)
-    dev = tokenize_examples(read_examples(data, "dev"), run.tokenizer)
+    dev = tokenize_examples(TrainingSource.open(data, "dev").read(), run.tokenizer)
     lines: list[str] = []
     corpus = load_validation_corpus(config, dev, run.tokenizer, False, lines.append)
     assert corpus is not None
@@ -268,8 +268,8 @@ def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> 
     metrics = validation(run.params)
     for name, value in expected.mean.items():
         assert metrics[name] == pytest.approx(value, abs=1e-9), name
-    ids = [passage.id for passage in read_corpus(data)]
-    rankings = read_run(run.workdir.rankings("data.dev"))
+    ids = [passage.id for passage in Corpus.open(data).read()]
+    rankings = RankingSource.open(run.workdir.rankings("data.dev")).read()
     mine = validation.ranker(run.params, corpus.queries, corpus.passages)
     assert len(rankings) == len(mine) == 11
     for number, query in enumerate(dict.fromkeys(dev.query_ids)):
@@ -294,7 +294,7 @@ def test_judgements_beside_dev_records_without_query_ids(run: Run, tmp_path: Pat
     write_dpr_examples(tmp_path / "dev.json", [Example(Query("0", "silver stone"), (passages[3],))])
     config = ConfigDict(run.config)
     config.data.dev = config.validation.corpus = str(tmp_path)
-    dev = tokenize_examples(read_examples(tmp_path, "dev"), run.tokenizer)
+    dev = tokenize_examples(TrainingSource.open(tmp_path, "dev").read(), run.tokenizer)
     corpus = load_validation_corpus(config, dev, run.tokenizer, False, lambda _: None)
     assert corpus is not None
     assert corpus.judgements == (Judgement("0", "1", 1), Judgement("1", "3", 1))
@@ -315,12 +315,12 @@ def test_the_record_of_a_corpus_has_digests_of_passages_and_grades(run: Run, tmp
         write_beir(folder, passages, queries, {"dev": [Judgement("7", "d3", grade)]})
         config = ConfigDict(run.config)
         config.data.dev = config.validation.corpus = str(folder)
-        dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
+        dev = tokenize_examples(TrainingSource.open(folder, "dev").read(), run.tokenizer)
         corpus = load_validation_corpus(config, dev, run.tokenizer, False, lambda _: None)
         assert corpus is not None
         assert corpus.record["corpus"] == Corpus.open(folder).scan().sha256
         assert data_record(None, dev, corpus) == {"dev": dev.record, "validation": corpus.record}
-        assert dev.record == tokenize_examples(read_examples(folder, "dev"), run.tokenizer).record
+        assert dev.record == tokenize_examples(TrainingSource.open(folder, "dev").read(), run.tokenizer).record
         return corpus.record
 
     first = record("a", passages, 1)
@@ -333,10 +333,10 @@ def test_the_record_of_a_corpus_has_digests_of_passages_and_grades(run: Run, tmp
 def test_a_corpus_without_the_relevant_passages(run: Run, tmp_path: Path) -> None:
     folder = Path(run.config.data.train)
     lines: list[str] = []
-    dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
+    dev = tokenize_examples(TrainingSource.open(folder, "dev").read(), run.tokenizer)
     config = ConfigDict(run.config)
     config.data.dev = str(folder)
-    passages = list(read_corpus(folder))
+    passages = list(Corpus.open(folder).read())
     for kept, message in ((passages[:-1], "of 14 relevant passages are not in it"), (passages[:4], None)):
         write_beir(tmp_path / str(len(kept)), kept, [], {})
         config.validation.corpus = str(tmp_path / str(len(kept)))

@@ -13,7 +13,6 @@ from jaxret.data.formats.corpus import (
     Corpus,
     CorpusScan,
     hash_id,
-    read_corpus,
     stat_files,
 )
 from jaxret.data.formats.data_source import DataSource
@@ -25,7 +24,7 @@ from jaxret.data.formats.detect import (
 from jaxret.data.formats.dpr_results import write_retrieval_results
 from jaxret.data.formats.example_writers import write_dpr_examples
 from jaxret.data.formats.rankings import RankingSource
-from jaxret.data.formats.readers import open_role, read_examples, read_judgements, read_queries, read_run
+from jaxret.data.formats.roles import open_role
 from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource, read_judged_queries
 from jaxret.data.formats.trec import write_run
 from jaxret.data.formats.writers import write_beir, write_dpr_corpus, write_dpr_queries
@@ -48,12 +47,7 @@ __all__ = [
     "list_files",
     "open_role",
     "parse_source",
-    "read_corpus",
-    "read_examples",
     "read_judged_queries",
-    "read_judgements",
-    "read_queries",
-    "read_run",
     "source_exists",
     "source_path",
     "stat_files",

@@ -16,7 +16,7 @@ from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.data.formats.format import ROLES
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.rankings import RankingSource
-from jaxret.data.formats.readers import open_role
+from jaxret.data.formats.roles import open_role
 from jaxret.data.formats.sources import TrainingSource
 from jaxret.data.formats.writers import WRITERS, Losses, write_beir
 from jaxret.data.lines import PathLike

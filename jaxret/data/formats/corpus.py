@@ -172,11 +172,6 @@ class Corpus(FileSource):
         return with_progress(read(self.file, policy, digest), f"read {self.file.path.name}", None, "passage", progress)
 
 
-def read_corpus(source: PathLike, policy: Policy | None = None) -> Iterator[Passage]:
-    """Open the corpus of a folder or file, and stream its passages, see `Corpus.read`."""
-    return Corpus.open(source).read(policy)
-
-
 def stat_files(files: Sequence[Path]) -> dict[str, int]:
     """Return {"bytes", "modified" (ns)}: the total size and the latest change of files; 0 of no files."""
     stats = [file.stat() for file in files]

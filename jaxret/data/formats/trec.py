@@ -201,7 +201,7 @@ def _check_ranked(line: RunLine, previous: RunLine | None, first: dict[str, Loca
 
 
 def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
-    """Write a TREC run with ranks from 1. `rankings` have passages best first. A line that `read_run` would reject is
+    """Write a TREC run with ranks from 1. `rankings` have passages best first. A line that a reader would reject is
     an error.
 
     trec_eval ignores ranks. It reads scores as float32, and sorts by score and, for equal scores, by passage id. To

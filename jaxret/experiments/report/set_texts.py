@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats import read_run
+from jaxret.data.formats import RankingSource
 from jaxret.data.records import Passage, Query
 from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.experiments.report.run_files import ComparedSet, RunFiles
@@ -94,7 +94,7 @@ def read_rankings(run: RunFiles, result: str, queries: Iterable[str], depth: int
         queries: ids of the queries.
         depth: largest number of passages of a query.
     """
-    rankings = read_run(run.workdir.rankings(result))
+    rankings = RankingSource.open(run.workdir.rankings(result)).read()
     return {query: list(rankings.get(query, ())[:depth]) for query in queries}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats import read_examples, source_path
+from jaxret.data.formats import TrainingSource, source_path
 from jaxret.data.formats.format import content_id
 from jaxret.data.record_checks import question_key
 from jaxret.data.records import Query
@@ -111,7 +111,7 @@ def _leak_warnings(files: ReportFiles) -> Iterator[RunWarning]:
             yield RunWarning("unread", problem)
             continue
         try:
-            examples = read_examples(source, split, Policy("skip"), targets=False)
+            examples = TrainingSource.open(source, split).read(Policy("skip"), targets=False)
             training_questions = {question_key(example.query.text) for example in examples}
         except (OSError, ValueError) as error:
             yield RunWarning("unread", f"Queries of {source} could not be compared with those of results: {error}")

@@ -15,13 +15,11 @@ from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
     Corpus,
     DataSource,
+    JudgementSource,
+    QuerySource,
     TrainingSource,
     list_files,
     open_role,
-    read_corpus,
-    read_examples,
-    read_judgements,
-    read_queries,
     source_exists,
     source_path,
     write_beir,
@@ -80,16 +78,20 @@ def built(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_built_set_has_the_records_of_its_source(folder: Path, built: Path) -> None:
-    assert list(read_corpus(built)) == list(read_corpus(f"tfds:{built}")) == PASSAGES
-    assert read_queries(built) == QUERIES
-    assert read_judgements(built, "dev") == JUDGED["dev"]
-    assert read_judgements(built, "test") == JUDGED["test"]
-    expected = {split: read_examples(folder, split) for split in ("train", "dev", "test")}
-    assert {split: read_examples(built, split) for split in expected} == expected
+    assert list(Corpus.open(built).read()) == list(Corpus.open(f"tfds:{built}").read()) == PASSAGES
+    assert QuerySource.open(built).read() == QUERIES
+    assert JudgementSource.open(built, "dev").read() == JUDGED["dev"]
+    assert JudgementSource.open(built, "test").read() == JUDGED["test"]
+    expected = {split: TrainingSource.open(folder, split).read() for split in ("train", "dev", "test")}
+    assert {split: TrainingSource.open(built, split).read() for split in expected} == expected
     assert expected["train"] != expected["dev"] != expected["test"]
-    assert read_examples(built, "train", targets=False) == read_examples(folder, "train", targets=False)
+    assert TrainingSource.open(built, "train").read(targets=False) == TrainingSource.open(folder, "train").read(
+        targets=False
+    )
     assert open_role(DataSource.open(built), "passages").describe() == "BEIR corpus, table passages/full of made 1.0.0"
-    assert read_judgements(f"tfds:{built}/test", "dev") == JUDGED["test"]  # the name is nearer than the config
+    assert (
+        JudgementSource.open(f"tfds:{built}/test", "dev").read() == JUDGED["test"]
+    )  # the name is nearer than the config
 
 
 def test_built_records_are_counted(folder: Path) -> None:
@@ -107,11 +109,13 @@ def test_built_records_are_counted(folder: Path) -> None:
     (folder / "train.jsonl").write_text(json.dumps({**RECORDS[0], "pos_scores": [0.1]}) + "\n")
     done = build(folder, folder.parent / "made", "1.0.1")
     assert +done.losses == {"digits of scores that float32 does not have": 1}
-    assert read_examples(folder.parent / "made", "train")[0].positive_scores[0] == pytest.approx(0.1, rel=1e-7)
+    assert TrainingSource.open(folder.parent / "made", "train").read()[0].positive_scores[0] == pytest.approx(
+        0.1, rel=1e-7
+    )
 
 
 def test_examples_are_read_by_number(folder: Path, built: Path) -> None:
-    expected = read_examples(folder, "train", targets=False)
+    expected = TrainingSource.open(folder, "train").read(targets=False)
     built_examples = BuiltExamples(Path(f"tfds:{built}/examples/train"))
     assert len(built_examples) == 2
     assert [built_examples[1], built_examples[0], built_examples[-1]] == [expected[1], expected[0], expected[1]]
@@ -129,7 +133,7 @@ def test_examples_refer_to_rows_of_the_corpus(folder: Path) -> None:
     assert "other_passages/full" not in build(folder, made, "1.0.0").records
     (example,) = BuiltExamples(Path(f"tfds:{made}/examples/train"))
     assert (example.positives, example.negatives) == ((PASSAGES[5],), (PASSAGES[0], PASSAGES[6]))
-    assert read_examples(made, "train", targets=False) == [example]
+    assert TrainingSource.open(made, "train").read(targets=False) == [example]
 
 
 def test_dpr_records_keep_the_first_positive_as_target(tmp_path: Path) -> None:
@@ -137,8 +141,8 @@ def test_dpr_records_keep_the_first_positive_as_target(tmp_path: Path) -> None:
     records = [{"question": "a", "answers": ["x"], "positive_ctxs": contexts[:2], "hard_negative_ctxs": contexts[2:]}]
     (tmp_path / "dpr.json").write_text(json.dumps(records))
     build(tmp_path / "dpr.json", tmp_path / "made", "1.0.0", "train")
-    assert read_examples(tmp_path / "made", "train") == read_examples(tmp_path / "dpr.json")
-    assert len(read_examples(tmp_path / "made", "train")) == 1
+    assert TrainingSource.open(tmp_path / "made", "train").read() == TrainingSource.open(tmp_path / "dpr.json").read()
+    assert len(TrainingSource.open(tmp_path / "made", "train").read()) == 1
 
 
 def test_versions(folder: Path, built: Path) -> None:
@@ -148,18 +152,18 @@ def test_versions(folder: Path, built: Path) -> None:
     build(folder, built, "1.9.0", policy=Policy("skip"))
     write_beir(folder, PASSAGES[:5], QUERIES, {"dev": JUDGED["dev"]})
     build(folder, built, "1.10.0", policy=Policy("skip"))
-    assert list(read_corpus(built)) == PASSAGES[:5]
-    assert list(read_corpus(f"tfds:{built}:1.0.0")) == PASSAGES
+    assert list(Corpus.open(built).read()) == PASSAGES[:5]
+    assert list(Corpus.open(f"tfds:{built}:1.0.0").read()) == PASSAGES
     with pytest.raises(DataError, match=r"version 2\.0\.0; .*1\.0\.0, 1\.9\.0, 1\.10\.0"):
-        list(read_corpus(f"tfds:{built}:2.0.0"))
+        list(Corpus.open(f"tfds:{built}:2.0.0").read())
 
 
 def test_an_unfinished_version_is_ignored(folder: Path, built: Path) -> None:
     write_beir(folder, PASSAGES[:3], QUERIES, {"test": JUDGED["test"][:1]})
     build(folder, built, "1.1.0")
     (built / "passages" / "1.1.0").rename(folder / "away")  # they come last
-    assert list(read_corpus(built)) == PASSAGES
-    assert read_judgements(built, "test") == JUDGED["test"]
+    assert list(Corpus.open(built).read()) == PASSAGES
+    assert JudgementSource.open(built, "test").read() == JUDGED["test"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def test_invalid_names_and_versions(name: str, version: str, message: str, folde
 def test_files_with_and_without_passages(folder: Path) -> None:
     made = folder.parent / "made"
     assert build(folder / "corpus.jsonl", made, "1.0.0").records == {"passages/full": 7}
-    assert list(read_corpus(made)) == PASSAGES
+    assert list(Corpus.open(made).read()) == PASSAGES
     with pytest.raises(ValueError, match=r"dev\.tsv .*3 .*judgements"):
         build(folder / "qrels" / "dev.tsv", made, "2.0.0")
     with pytest.raises(ValueError, match=r"queries\.jsonl .*BEIR .*, .*queries"):
@@ -216,24 +220,24 @@ def test_a_damaged_record_is_named(built: Path) -> None:
     (record,) = (built / "passages" / "1.0.0").glob("*array_record*")
     record.write_bytes(record.read_bytes()[:-70])
     with pytest.raises(DataError, match=r"passages/1\.0\.0: TFDS cannot read it"):
-        list(read_corpus(built))
+        list(Corpus.open(built).read())
 
 
 def test_missing_tables_are_errors(built: Path) -> None:
     with pytest.raises(DataError, match=r"1\.0\.0 .*TFDS .*nothing; .*examples/train"):
-        read_queries(f"tfds:{built}/nothing")
+        QuerySource.open(f"tfds:{built}/nothing").read()
     with pytest.raises(DataError, match=r"examples .*tables"):
-        read_judgements(built, "other")
+        JudgementSource.open(built, "other").read()
     with pytest.raises(DataError, match=r"folder .*TFDS; .*VERSION"):
-        read_queries(f"tfds:{built.parent}/none")
+        QuerySource.open(f"tfds:{built.parent}/none").read()
     assert source_exists(built)
     assert not source_exists(f"tfds:{built}x")
 
 
 def test_names(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFDS_DATA_DIR", str(built.parent))
-    assert read_judgements("tfds:made", "dev") == JUDGED["dev"]
-    assert read_judgements("tfds:made:1.0.0/judgements/test") == JUDGED["test"]
+    assert JudgementSource.open("tfds:made", "dev").read() == JUDGED["dev"]
+    assert JudgementSource.open("tfds:made:1.0.0/judgements/test").read() == JUDGED["test"]
     sources = ("tfds:made/test", built, f"tfds:{built}")
     assert [DataSource.open(source).name for source in sources] == ["made-test", "made", "made"]
     assert DataSource.open(f"tfds:{built}/test").name == "made-test"
@@ -241,14 +245,14 @@ def test_names(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(built.parent)
     assert DataSource.open("made").absolute == DataSource.open(built).absolute == f"tfds:{built}"
     with pytest.raises(DataError, match=r"TFDS .*'wiki' .*nothing .*-c"):
-        read_queries("tfds:wiki/train")
+        QuerySource.open("tfds:wiki/train").read()
 
 
 def test_only_array_record_is_read(built: Path) -> None:
     path = built / "queries" / "1.0.0" / "dataset_info.json"
     path.write_text(path.read_text().replace('"array_record"', '"tfrecord"'))
     with pytest.raises(DataError, match=r"tfrecord, .*TensorFlow .*file_format"):
-        read_queries(built)
+        QuerySource.open(built).read()
 
 
 def test_reading_imports_no_tensorflow_and_prints_nothing(folder: Path) -> None:
@@ -258,8 +262,8 @@ def test_reading_imports_no_tensorflow_and_prints_nothing(folder: Path) -> None:
         sys.argv = ["jaxret", "data", "build", {str(folder)!r}, {str(made)!r}, "--version=2.0.0"]
         from jaxret.__main__ import main
         main()
-        from jaxret.data.formats import read_corpus
-        assert len(list(read_corpus({str(made)!r}))) == 7
+        from jaxret.data.formats import Corpus
+        assert len(list(Corpus.open({str(made)!r}).read())) == 7
         assert "tensorflow_datasets" in sys.modules
         assert "tensorflow" not in sys.modules"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -287,8 +291,8 @@ def test_a_killed_build_starts_again(place: int, folder: Path, tmp_path: Path, m
     assert len(list((tmp_path / "made").glob("*/1.0.0"))) == place - 1
     write_beir(tmp_path / "other", PASSAGES[:3], QUERIES[:2], {"test": [Judgement("q2", "p2", 1)]})
     build(tmp_path / "other", tmp_path / "made", "1.0.0")
-    assert list(read_corpus(tmp_path / "made")) == PASSAGES[:3]
-    assert read_judgements(tmp_path / "made", "test") == [Judgement("q2", "p2", 1)]
+    assert list(Corpus.open(tmp_path / "made").read()) == PASSAGES[:3]
+    assert JudgementSource.open(tmp_path / "made", "test").read() == [Judgement("q2", "p2", 1)]
     tables = sorted(path.parent.name for path in (tmp_path / "made").glob("*/1.0.0"))
     assert tables == ["judgements", "passages", "queries"]
     assert not [path.name for path in tmp_path.rglob(".*")]
@@ -326,7 +330,7 @@ def test_a_second_build_of_one_folder_is_refused(folder: Path, tmp_path: Path, m
     monkeypatch.setattr(build_module.tfds, "write_tfds_table", then)
     build(folder, tmp_path / "made", "1.0.0")
     assert refused
-    assert list(read_corpus(tmp_path / "made")) == PASSAGES
+    assert list(Corpus.open(tmp_path / "made").read()) == PASSAGES
 
 
 def test_a_failed_build_leaves_no_files(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ import pytest
 
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
+    Corpus,
     DataSource,
-    read_corpus,
-    read_examples,
-    read_judgements,
-    read_queries,
-    read_run,
+    JudgementSource,
+    QuerySource,
+    RankingSource,
+    TrainingSource,
     write_beir,
     write_run,
 )
@@ -99,7 +99,7 @@ def test_training_files_round_trip(name: str, other: str, tmp_path: Path) -> Non
     assert f"{len(originals)} in {tmp_path / 'b'}" in str(done)
     convert(tmp_path / "b", tmp_path / "c", name)
     for path in ("a", "b", "c"):
-        copies = read_examples(tmp_path / path, targets=False)
+        copies = TrainingSource.open(tmp_path / path).read(targets=False)
         if {name, other} & {"st.tuples", "msmarco.triples"}:
             copies = [replace(e, query=replace(e.query, id="")) for e in copies]
         assert copies == originals, path
@@ -139,10 +139,10 @@ def test_scores_that_triplets_cannot_hold_are_counted(tmp_path: Path) -> None:
     originals = [first, replace(second, negative_scores=nobody)]
     lost = written(tmp_path / "a", "st.tuples", originals)
     assert lost["scores in records without one on the other side"] == len(second.positives)
-    assert sum(e.score_count for e in read_examples(tmp_path / "a", targets=False)) == first.score_count
+    assert sum(e.score_count for e in TrainingSource.open(tmp_path / "a").read(targets=False)) == first.score_count
     late = replace(first, negative_scores=(math.nan, *first.negative_scores[1:]))
     assert written(tmp_path / "a", "st.tuples", [late])["scores in records without one on the other side"] == 0
-    (example,) = read_examples(tmp_path / "a", targets=False)
+    (example,) = TrainingSource.open(tmp_path / "a").read(targets=False)
     assert example.score_count == late.score_count, "also where a passage comes in a row without scores first"
     alone = [replace(e, negatives=(), negative_scores=()) for e in originals]
     lost = written(tmp_path / "b", "st.tuples", alone)
@@ -154,7 +154,7 @@ def test_texts_with_tabs_are_refused_in_tables(tmp_path: Path) -> None:
     write_beir(tmp_path / "data", texts, [Query("q", "a", ("x",))], {})
     done = convert(tmp_path / "data", tmp_path / "collection.tsv.gz", "msmarco.texts", role="passages")
     assert +done.losses == {"texts with tabs or line ends": 1, "titles (joined to the texts)": 1}
-    assert list(read_corpus(tmp_path / "collection.tsv.gz")) == [Passage("1", "a b c"), Passage("2", "title d")]
+    assert list(Corpus.open(tmp_path / "collection.tsv.gz").read()) == [Passage("1", "a b c"), Passage("2", "title d")]
     assert "not held: " in str(done)
     assert +convert(tmp_path / "data", tmp_path / "q", "msmarco.texts", role="queries").losses == {
         "queries' answers": 1
@@ -194,8 +194,8 @@ def test_each_field_is_held_or_counted(name: str, role: str, field: str, tmp_pat
     write_beir(tmp_path, texts, [replace(record.query, instruction="")] if texts else [], {})  # for records by ids
     losses = WRITERS[name][role](tmp_path / "written", [record])
     source = f"{name}:{tmp_path / 'written'}"
-    readers: dict[str, Any] = {"passages": read_corpus, "queries": read_queries}
-    copies = read_examples(source, targets=False) if role == "examples" else list(readers[role](source))
+    readers: dict[str, Any] = {"passages": Corpus, "queries": QuerySource, "examples": TrainingSource}
+    copies = list(readers[role].open(source).read(**({"targets": False} if role == "examples" else {})))
     assert copies == [record] or any(losses.values())
 
 
@@ -208,7 +208,7 @@ def test_targets_stay_or_are_counted(name: str, tmp_path: Path) -> None:
     source = folder if name in FOLDERS else folder / "train.json"
     made = folder.parent / "made" if name in FOLDERS else folder / "train.jsonl"
     done = convert(source, made, name)
-    kept = len(read_examples(made if name in FOLDERS else f"{name}:{made}", "train")) == 1
+    kept = len(TrainingSource.open(made if name in FOLDERS else f"{name}:{made}", "train").read()) == 1
     assert kept == (name in ("dpr", "dpr.examples", "tevatron.first"))
     assert sum(count for kind, count in done.losses.items() if "targets" in kind) == (not kept)
 
@@ -217,8 +217,8 @@ def test_a_tevatron_folder_holds_answers_and_instructions(tmp_path: Path) -> Non
     query = Query("q", "question", ("an answer",), "find songs")
     write_beir(tmp_path / "given", [passage("good")], [query], {"train": [Judgement("q", passage("good").id, 1)]})
     assert not +convert(tmp_path / "given", tmp_path / "made", "tevatron").losses
-    assert read_queries(tmp_path / "made") == [query]
-    assert [one.query for one in read_examples(tmp_path / "made", "train")] == [query]
+    assert QuerySource.open(tmp_path / "made").read() == [query]
+    assert [one.query for one in TrainingSource.open(tmp_path / "made", "train").read()] == [query]
     lost = convert(tmp_path / "given", tmp_path / "dpr", "dpr").losses
     assert +lost == {"queries' ids": 1, "queries' instructions": 1}
 
@@ -247,22 +247,27 @@ def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     done = convert(folder, tmp_path / name, name)
     if name == "msmarco":
         assert set(+done.losses) == {"titles (joined to the texts)"}
-        assert [(p.id, p.text.removeprefix("title ")) for p in read_corpus(tmp_path / name)] == [
-            (p.id, p.text) for p in read_corpus(folder)
+        assert [(p.id, p.text.removeprefix("title ")) for p in Corpus.open(tmp_path / name).read()] == [
+            (p.id, p.text) for p in Corpus.open(folder).read()
         ]
     else:
         assert not +done.losses
-        assert list(read_corpus(tmp_path / name)) == list(read_corpus(folder))
+        assert list(Corpus.open(tmp_path / name).read()) == list(Corpus.open(folder).read())
     convert(tmp_path / name, tmp_path / "back", "beir")
-    assert sorted(q.id for q in read_queries(tmp_path / "back")) == [q.id for q in read_queries(folder)]
+    assert sorted(q.id for q in QuerySource.open(tmp_path / "back").read()) == [
+        q.id for q in QuerySource.open(folder).read()
+    ]
     for split in ("train", "dev", "test"):
-        judged = set(read_judgements(folder, split))
-        assert set(read_judgements(tmp_path / "back", split)) == judged
-        assert {j for j in read_judgements(tmp_path / name, split) if j.relevance > 0} == {
+        judged = set(JudgementSource.open(folder, split).read())
+        assert set(JudgementSource.open(tmp_path / "back", split).read()) == judged
+        assert {j for j in JudgementSource.open(tmp_path / name, split).read() if j.relevance > 0} == {
             j for j in judged if j.relevance > 0
         }
         ids = [
-            [(e.query.id, [p.id for p in e.positives], [p.id for p in e.negatives]) for e in read_examples(one, split)]
+            [
+                (e.query.id, [p.id for p in e.positives], [p.id for p in e.negatives])
+                for e in TrainingSource.open(one, split).read()
+            ]
             for one in (folder, tmp_path / name, tmp_path / "back")
         ]
         assert ids[0] == ids[1] == ids[2]
@@ -304,10 +309,10 @@ def test_judgements_come_before_training_records(folder: Path, tmp_path: Path) -
     }
     (folder / "train.jsonl").write_text(json.dumps(record) + "\n")
     judged = [Judgement("q0", "p0", 3), Judgement("q0", "p2", 0)]
-    assert read_judgements(folder, "train") == judged
-    assert [p.id for p in read_examples(folder, "train")[0].negatives] == ["p9", "p2"]
+    assert JudgementSource.open(folder, "train").read() == judged
+    assert [p.id for p in TrainingSource.open(folder, "train").read()[0].negatives] == ["p9", "p2"]
     done = convert(folder, tmp_path / "beir", "beir")
-    assert read_judgements(tmp_path / "beir", "train") == judged
+    assert JudgementSource.open(tmp_path / "beir", "train").read() == judged
     assert +done.losses == {"passages of training records that nobody judged": 1}
     assert (+convert(folder, tmp_path / "ms", "msmarco").losses)["passages of training records that nobody judged"] == 1
     assert (+convert(folder, tmp_path / "tevatron", "tevatron").losses)["grades above 1"] == 1
@@ -320,7 +325,7 @@ def test_a_parquet_file_that_begins_with_empty_lists(tmp_path: Path) -> None:
     rows += [{"query": "last", "pos": ["good"], "neg": ["bad"]}]
     (tmp_path / "a").write_text("".join(json.dumps(row) + "\n" for row in rows))
     convert(tmp_path / "a", tmp_path / "b.parquet", "flag.examples")
-    assert read_examples(tmp_path / "b.parquet") == read_examples(tmp_path / "a")
+    assert TrainingSource.open(tmp_path / "b.parquet").read() == TrainingSource.open(tmp_path / "a").read()
     convert(f"flag.examples:{tmp_path / 'a'}", tmp_path / "none.parquet", "flag.examples")
 
 
@@ -339,15 +344,15 @@ def test_a_parquet_file_whose_passages_have_scores_late(tmp_path: Path) -> None:
             assert not (tmp_path / "late.parquet").exists()
         else:
             convert(tmp_path / "given.jsonl", tmp_path / "early.parquet", "tevatron.examples")
-            assert read_examples(tmp_path / "early.parquet")[-1].score_count == scored.score_count
+            assert TrainingSource.open(tmp_path / "early.parquet").read()[-1].score_count == scored.score_count
 
 
 def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path: Path) -> None:
     done = convert(folder, tmp_path / "dpr", "dpr")
     assert done.records["train.json"] == 2
-    assert list(read_corpus(tmp_path / "dpr")) == list(read_corpus(folder))
+    assert list(Corpus.open(tmp_path / "dpr").read()) == list(Corpus.open(folder).read())
     texts = [
-        [(e.query.text, e.positives, e.negatives) for e in read_examples(one, "train", targets=False)]
+        [(e.query.text, e.positives, e.negatives) for e in TrainingSource.open(one, "train").read(targets=False)]
         for one in (folder, tmp_path / "dpr")
     ]
     assert texts[0] == texts[1]
@@ -355,7 +360,7 @@ def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path:
     written(tmp_path / "flag.jsonl", "flag.examples", originals)
     done = convert(tmp_path / "flag.jsonl", tmp_path / "new", "beir", split="train")
     assert +done.losses == {"scores": 22}
-    assert read_examples(tmp_path / "new", "train", targets=False) == examples(ids=False)
+    assert TrainingSource.open(tmp_path / "new", "train").read(targets=False) == examples(ids=False)
 
 
 def test_rankings_and_judgements_round_trip(tmp_path: Path) -> None:
@@ -364,30 +369,32 @@ def test_rankings_and_judgements_round_trip(tmp_path: Path) -> None:
     for name in ("trec.run", "tevatron.run"):
         convert(tmp_path / "a", tmp_path / "b", name)
         assert detect(tmp_path / "b").format.name == name
-        assert read_run(tmp_path / "b") == run
+        assert RankingSource.open(tmp_path / "b").read() == run
     done = convert(tmp_path / "a", tmp_path / "b", "msmarco.run")
     assert +done.losses == {"scores": 9}
-    assert [key for key, _ in read_run(f"msmarco.run:{tmp_path / 'b'}")["q2"]] == [key for key, _ in run["q2"]]
+    assert [key for key, _ in RankingSource.open(f"msmarco.run:{tmp_path / 'b'}").read()["q2"]] == [
+        key for key, _ in run["q2"]
+    ]
     (tmp_path / "qrels").write_text("q1 0 p1 3\nq1 0 p2 0\nq2 0 p1 1\n")
     for name in ("trec.qrels", "beir.qrels", "st.labels"):
         convert(tmp_path / "qrels", tmp_path / "b", name)
         assert detect(tmp_path / "b").format.name == name
-        assert read_judgements(tmp_path / "b") == read_judgements(tmp_path / "qrels")
+        assert JudgementSource.open(tmp_path / "b").read() == JudgementSource.open(tmp_path / "qrels").read()
 
 
 @pytest.mark.parametrize("name", sorted(name for name, writers in WRITERS.items() if "passages" in writers))
 def test_corpora_and_queries_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     convert(folder, tmp_path / "a", name, role="passages")
     assert detect(tmp_path / "a", "passages").format.name == name
-    texts = [(p.id, p.text.removeprefix("title ")) for p in read_corpus(tmp_path / "a")]
-    assert texts == [(p.id, p.text) for p in read_corpus(folder)]
+    texts = [(p.id, p.text.removeprefix("title ")) for p in Corpus.open(tmp_path / "a").read()]
+    assert texts == [(p.id, p.text) for p in Corpus.open(folder).read()]
 
 
 @pytest.mark.parametrize("name", ["beir.texts", "msmarco.texts", "tevatron.queries"])
 def test_queries_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     convert(folder, tmp_path / "a", name, role="queries")
     assert detect(tmp_path / "a", "queries").format.name == name
-    assert read_queries(tmp_path / "a") == read_queries(folder)
+    assert QuerySource.open(tmp_path / "a").read() == QuerySource.open(folder).read()
 
 
 @pytest.mark.parametrize("end", [".gz", ".zst", ".parquet"])
@@ -400,7 +407,7 @@ def test_other_containers(end: str, tmp_path: Path) -> None:
     written(tmp_path / "a", "flag.examples", originals)
     convert(tmp_path / "a", tmp_path / f"b{end}", "flag.examples")
     assert (tmp_path / f"b{end}").read_bytes() != (tmp_path / "a").read_bytes()
-    assert read_examples(tmp_path / f"b{end}", targets=False) == originals
+    assert TrainingSource.open(tmp_path / f"b{end}").read(targets=False) == originals
 
 
 def test_unsupported_targets_are_errors(tmp_path: Path) -> None:
@@ -446,7 +453,7 @@ def test_a_folder_is_complete_or_absent(
             convert(folder, tmp_path / "out", name)
         kills += 1
     assert kills > 3, "there were several files"
-    assert list(read_corpus(tmp_path / "out"))
+    assert list(Corpus.open(tmp_path / "out").read())
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     with pytest.raises(FileExistsError, match=f"{tmp_path}/out is there already"):
         convert(folder, tmp_path / "out", name)

@@ -18,13 +18,12 @@ from jaxret.data.dataset_check import check_data
 from jaxret.data.formats import (
     Corpus,
     DataSource,
+    JudgementSource,
     Policy,
     QuerySource,
     TrainingSource,
     data_source,
     file_sample,
-    read_examples,
-    read_judgements,
     stat_files,
     write_dpr_examples,
     write_run,
@@ -66,10 +65,8 @@ from tests.pipeline import (
 )
 
 INTERFACES = ("cli", "api")
-OPENING = ("Corpus.open", "read_corpus")
 # Files below the interfaces that open a corpus, and why no caller can.
 DOORS = {
-    "data/formats/corpus.py": "read_corpus is a pass over a corpus that nobody opened",
     "experiments/rerank_request.py": "the corpus is looked for after the request is checked",
     "experiments/recipes/check_recipe.py": "the corpus of a request",
     "experiments/beir.py": "the sets of a folder are listed here",
@@ -98,7 +95,6 @@ SOURCE_DOORS = {
     "data/formats/corpus.py": "a corpus that nobody opened",
     "data/formats/data_source.py": "the folder of the texts of a file of ids",
     "data/formats/rankings.py": "rankings that nobody opened",
-    "data/formats/readers.py": "a pass over a source that nobody opened",
     "data/formats/sources.py": "a source that nobody opened, or a run of negatives",
     "data/tokens/tokenized.py": "keys of a config",
     "demo/demo.py": "the files were written here",
@@ -112,6 +108,7 @@ SOURCE_DOORS = {
     "experiments/recipes/check_recipe.py": "the paths of a request, or keys of a config",
     "experiments/recipes/run_recipe.py": "keys of a config",
     "experiments/report/set_texts.py": "the paths that results have",
+    "experiments/report/warning_section.py": "the training data of a run",
     "experiments/reproduce/run_row.py": "the flags of a command are read here",
     "experiments/rerank.py": "the paths of a request",
     "experiments/rerank_request.py": "the paths of a request",
@@ -145,7 +142,7 @@ def _files_that_call(names: set[str]) -> set[str]:
 
 def test_only_doors_open_a_corpus() -> None:
     """Every other function takes a `Corpus`."""
-    files = _files_that_call(set(OPENING))
+    files = _files_that_call({"Corpus.open"})
     assert files - DOORS.keys() == set(), "take a Corpus in place of a path"
     assert DOORS.keys() - files == set(), "opens none any more: delete its line"
 
@@ -246,7 +243,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.fixture
 def rankings(root: Path, tmp_path: Path) -> str:
     """The path of a run file with a passage for each judged query."""
-    judged = read_judgements(root / "data", "test")
+    judged = JudgementSource.open(root / "data", "test").read()
     write_run(tmp_path / "one.trec", {one.query_id: [(one.passage_id, 1.0)] for one in judged}, "one")
     return str(tmp_path / "one.trec")
 
@@ -292,7 +289,7 @@ def test_mining_detects_its_training_files_once(
     root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
 ) -> None:
     """The file with the queries, and one whose records follow."""
-    examples = read_examples(root / "data", "train", targets=False)
+    examples = TrainingSource.open(root / "data", "train").read(targets=False)
     write_dpr_examples(tmp_path / "train.json", examples)
     write_tevatron_examples(tmp_path / "follow.jsonl", examples[:3])
     data, follow = TrainingSource.open(tmp_path / "train.json"), open_concatenated(str(tmp_path / "follow.jsonl"))
@@ -325,7 +322,7 @@ def test_training_detects_its_files_once(
 def test_chunks_of_training_records_detect_the_file_once(
     root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
 ) -> None:
-    write_dpr_examples(tmp_path / "train.json", read_examples(root / "data", "train", targets=False))
+    write_dpr_examples(tmp_path / "train.json", TrainingSource.open(root / "data", "train").read(targets=False))
     chunk_data(open_texts(tmp_path / "train.json"), str(tmp_path / "chunks.jsonl"), ChunkOptions(words=2))
     for counts in (openings, samples):
         assert counts["train.json"] == 1, counts
@@ -362,10 +359,10 @@ def test_a_source_of_any_roles_detects_each_file_once(
     path = folder = Path(shutil.copytree(root / "data", tmp_path / "data"))
     if kind == "records":
         path = tmp_path / "train.json"
-        write_dpr_examples(path, read_examples(folder, "train", targets=False))
+        write_dpr_examples(path, TrainingSource.open(folder, "train").read(targets=False))
     elif kind == "ids":
         path = folder / "train.jsonl"
-        write_tevatron_id_examples(path, read_examples(folder, "train", targets=False))
+        write_tevatron_id_examples(path, TrainingSource.open(folder, "train").read(targets=False))
     openings.clear()
     samples.clear()
     WORK[work](DataSource.open(path), tmp_path / "out")

@@ -20,16 +20,14 @@ from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
     Corpus,
     DataSource,
+    JudgementSource,
+    QuerySource,
+    RankingSource,
     TrainingSource,
     beir,
     open_role,
     parquet,
     parse_source,
-    read_corpus,
-    read_examples,
-    read_judgements,
-    read_queries,
-    read_run,
     write_beir,
 )
 from jaxret.data.formats.detect import FORMATS, FORMATS_BY_NAME
@@ -117,11 +115,11 @@ SAMPLES: list[tuple[str, str, str]] = [
 
 def read(source: Any, role: str, policy: Policy | None = None) -> list[Any]:
     readers: dict[str, Callable[[], Any]] = {
-        "passages": lambda: read_corpus(source, policy),
-        "queries": lambda: read_queries(source, policy),
-        "judgements": lambda: read_judgements(source, None, policy),
-        "examples": lambda: read_examples(source, None, policy),
-        "rankings": lambda: read_run(source, policy).items(),
+        "passages": lambda: Corpus.open(source).read(policy),
+        "queries": lambda: QuerySource.open(source).read(policy),
+        "judgements": lambda: JudgementSource.open(source, None).read(policy),
+        "examples": lambda: TrainingSource.open(source, None).read(policy),
+        "rankings": lambda: RankingSource.open(source).read(policy).items(),
     }
     return list(readers[role]())
 
@@ -196,7 +194,7 @@ def has_format(module: str, name: str) -> bool:
 def test_ambiguous_content_is_read_as_the_requested_kind(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text(table("1 | river", "2 | music"))
-    assert list(read_corpus(path)) == [Passage("1", "river"), Passage("2", "music")]
+    assert list(Corpus.open(path).read()) == [Passage("1", "river"), Passage("2", "music")]
     path.write_text(table("1 | river"))
     assert (describe(path, "passages"), describe(path, "queries")) == (
         "MS MARCO collection, 2 columns",
@@ -210,10 +208,10 @@ def test_two_columns_of_ids_are_no_texts_without_the_name_of_the_format(pairs: t
     path = tmp_path / "pairs.tsv"
     path.write_text(table(*pairs))
     with pytest.raises(DataError, match=r"nearest .* MS MARCO collection .* \(msmarco\.texts:PATH"):
-        list(read_corpus(path))
-    assert [passage.text for passage in read_corpus(f"msmarco.texts:{path}")][-1] == pairs[-1].split()[-1]
+        list(Corpus.open(path).read())
+    assert [passage.text for passage in Corpus.open(f"msmarco.texts:{path}").read()][-1] == pairs[-1].split()[-1]
     path.write_text(table("1 | Rome", "2 | Apollo 11", "3 | NGC-224"))
-    assert len(list(read_corpus(path))) == 3, "a few names with digits are names"
+    assert len(list(Corpus.open(path).read())) == 3, "a few names with digits are names"
 
 
 @pytest.mark.parametrize(
@@ -233,10 +231,10 @@ def test_columns_of_ids_are_no_passages_without_a_header(text: str, title: str, 
     for source in (path, tmp_path / "collection.tsv"):  # by no name either
         source.write_text(text)
         with pytest.raises(DataError, match=rf"file .*{title}.*; .*dpr.passages:PATH"):
-            list(read_corpus(source))
+            list(Corpus.open(source).read())
     if "river" in text:
         named = [Passage("1", "river", "stone"), Passage("2", "music", "light")]
-        assert list(read_corpus(f"dpr.passages:{path}")) == named
+        assert list(Corpus.open(f"dpr.passages:{path}").read()) == named
 
 
 @pytest.mark.parametrize(
@@ -250,7 +248,7 @@ def test_columns_of_ids_are_no_passages_without_a_header(text: str, title: str, 
 def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text)
     with pytest.raises(DataError, match=message):
-        list(read_corpus(tmp_path / "a"))
+        list(Corpus.open(tmp_path / "a").read())
 
 
 @pytest.mark.parametrize(
@@ -343,8 +341,8 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"premise_text": "a", "other": "b"}))
     with pytest.raises(DataError, match="this is not a format"):
-        read_examples(path)
-    (forced,) = read_examples(f"st.tuples:{path}")  # by the order of the columns
+        TrainingSource.open(path).read()
+    (forced,) = TrainingSource.open(f"st.tuples:{path}").read()  # by the order of the columns
     assert (forced.query.text, forced.positives[0].text) == ("a", "b")
     said = "sentence-transformers tuples, as st.tuples: says"
     assert str(detect(f"st.tuples:{path}")) == f"{said}, query 'premise_text', positive 'other'"
@@ -364,23 +362,23 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
         parse_source("stt:a")
     path.write_text(table("1 | river | stone"))
     with pytest.raises(DataError, match=r":1: .*3 .*beginning '1'; 2"):
-        list(read_corpus(f"msmarco.texts:{path}"))
+        list(Corpus.open(f"msmarco.texts:{path}").read())
 
 
 def test_a_beir_folder_can_be_forced_with_its_judgements(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq\ta\t1\n")
-    assert read_judgements(f"beir:{tmp_path}", "dev") == [Judgement("q", "a", 1)]
+    assert JudgementSource.open(f"beir:{tmp_path}", "dev").read() == [Judgement("q", "a", 1)]
 
 
 def test_ids_are_strings_and_rows_keep_their_numbers(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(table("007 | x", "7 | y"))
-    assert [p.id for p in read_corpus(path)] == ["007", "7"]
+    assert [p.id for p in Corpus.open(path).read()] == ["007", "7"]
     path.write_text(records({"docid": 7, "text": "x"}, {"docid": "007", "text": "y"}))
-    assert [p.id for p in read_corpus(path)] == ["7", "007"]
+    assert [p.id for p in Corpus.open(path).read()] == ["7", "007"]
     path.write_text(records({"query": "a", "pos": ["x"]}) + "{broken\n" + records({"query": "b", "pos": ["x"]}))
-    assert [q.id for q in read_queries(path, Policy("skip"))] == ["0", "2"]
+    assert [q.id for q in QuerySource.open(path).read(Policy("skip"))] == ["0", "2"]
 
 
 # What formats say
@@ -389,19 +387,19 @@ def test_ids_are_strings_and_rows_keep_their_numbers(tmp_path: Path) -> None:
 def test_tables_of_ms_marco_have_no_quoting(tmp_path: Path) -> None:
     path = tmp_path / "collection.tsv"
     path.write_text('0\tone "quoted\n1\t"still one line\n2\tThe cafÃ©')
-    assert [p.text for p in read_corpus(path)] == ['one "quoted', '"still one line', "The cafÃ©"]
+    assert [p.text for p in Corpus.open(path).read()] == ['one "quoted', '"still one line', "The cafÃ©"]
     path.write_text("0\tone\ttwo\n1\tplain\n")
     with pytest.raises(DataError, match=r"collection\.tsv:1: this row has 3 columns"):
-        list(read_corpus(path))
+        list(Corpus.open(path).read())
 
 
 def test_triples_become_one_example_for_each_query_and_positive(tmp_path: Path) -> None:
     path = tmp_path / "triples.train.small.tsv"
     path.write_text(table("a b | p1 p | n1 n", "c d | p3 p | n1 n", "a b | p1 p | n2 n", "a b | p2 p | n1 n"))
-    texts = [([p.text for p in e.positives], [n.text for n in e.negatives]) for e in read_examples(path)]
+    texts = [([p.text for p in e.positives], [n.text for n in e.negatives]) for e in TrainingSource.open(path).read()]
     assert texts == [(["p1 p", "p2 p"], ["n1 n", "n2 n"]), (["p2 p", "p1 p"], ["n1 n", "n2 n"]), (["p3 p"], ["n1 n"])]
-    assert [e.query for e in read_examples(path, targets=False)] == [Query("0", "a b"), Query("1", "c d")]
-    examples = read_examples(path)
+    assert [e.query for e in TrainingSource.open(path).read(targets=False)] == [Query("0", "a b"), Query("1", "c d")]
+    examples = TrainingSource.open(path).read()
     assert examples[0].negatives[0] is examples[2].negatives[0]
 
 
@@ -423,17 +421,21 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_of_ms_marco(folder: Path) -> None:
     text = {i: Passage(str(i), f"text {i}") for i in range(8)}
-    assert list(read_corpus(folder)) == [*text.values()]
+    assert list(Corpus.open(folder).read()) == [*text.values()]
     assert Corpus.open(folder).scan().passages == 8
-    assert [q.id for q in read_queries(folder)] == ["20", "10", "11"]
-    assert read_queries(folder, split="dev") == [Query("20", "third")]
-    assert read_judgements(folder, "dev")[1] == Judgement("20", "4", 1)
+    assert [q.id for q in QuerySource.open(folder).read()] == ["20", "10", "11"]
+    assert QuerySource.open(folder, "dev").read() == [Query("20", "third")]
+    assert JudgementSource.open(folder, "dev").read()[1] == Judgement("20", "4", 1)
     first, second = Query("10", "first"), Query("11", "second")
     trained = [Example(first, (text[1],), (text[6], text[7])), Example(second, (text[2],), (text[7],))]
-    assert read_examples(folder, "train") == trained == read_examples(folder / "qidpidtriples.train.tsv", "train")
+    assert (
+        TrainingSource.open(folder, "train").read()
+        == trained
+        == TrainingSource.open(folder / "qidpidtriples.train.tsv", "train").read()
+    )
     third = Query("20", "third")
     judged = [Example(third, (text[3], text[4]), (text[5],)), Example(third, (text[4], text[3]), (text[5],))]
-    assert read_examples(folder, "dev") == judged
+    assert TrainingSource.open(folder, "dev").read() == judged
     names = ["qidpidtriples.train.tsv", "queries.train.tsv", "collection.tsv"]
     assert [path.name for path in TrainingSource.open(folder, "train").files] == names
     assert [path.name for path in TrainingSource.open(folder, "dev").files] == [
@@ -442,20 +444,20 @@ def test_a_folder_of_ms_marco(folder: Path) -> None:
         "collection.tsv",
     ]
     (folder / "run.tsv").write_text(table(*(f"20 | {7 - i} | {i}" for i in range(1, 7))))
-    negatives = read_examples(folder, "dev", negatives_run=folder / "run.tsv")[0].negatives
+    negatives = TrainingSource.open(folder, "dev", folder / "run.tsv").read()[0].negatives
     assert [p.id for p in negatives] == ["6", "5", "2", "1"]
 
 
 def test_an_id_in_two_files_of_a_folder(folder: Path) -> None:
     (folder / "queries.dev.tsv").write_text(table("10 | third"))
     with pytest.raises(DataError, match=r"queries\.train\.tsv: .*'10' .*before, .*queries\.dev\.tsv"):
-        read_queries(folder)
-    assert [q.text for q in read_queries(folder, split="train")] == ["first", "second"]
+        QuerySource.open(folder).read()
+    assert [q.text for q in QuerySource.open(folder, "train").read()] == ["first", "second"]
     (folder / "qidpidtriples.train.tsv").write_text(table("10 | 1 | 99", "12 | 1 | 7"))
     with pytest.raises(DataError, match=r"qidpidtriples\.train\.tsv:1: .*passage .*'99'"):
-        read_examples(folder, "train")
+        TrainingSource.open(folder, "train").read()
     policy = Policy("skip")
-    (example,) = read_examples(folder, "train", policy)
+    (example,) = TrainingSource.open(folder, "train").read(policy)
     assert (example.query.id, example.negatives) == ("10", ())
     assert policy.skip_counts == {"unknown passage id": 1, "unknown query id": 1}
 
@@ -473,13 +475,17 @@ def test_both_tevatron_formats(tmp_path: Path) -> None:
     expected = Example(
         Query("q1", "a"), (Passage("0", "text 0"),), (Passage("2", "text 2"), Passage("3", "text 3", "t"))
     )
-    assert read_examples(tmp_path / "old.jsonl")[0] == expected == read_examples(tmp_path, "train")[0]
-    assert read_examples(tmp_path / "old.jsonl")[1].negatives == ()
-    assert read_examples(tmp_path, "train")[1].query == Query("q2", "a")
+    assert (
+        TrainingSource.open(tmp_path / "old.jsonl").read()[0]
+        == expected
+        == TrainingSource.open(tmp_path, "train").read()[0]
+    )
+    assert TrainingSource.open(tmp_path / "old.jsonl").read()[1].negatives == ()
+    assert TrainingSource.open(tmp_path, "train").read()[1].query == Query("q2", "a")
     old["negative_passages"] = [{"docid": "0", "text": "other"}]
     (tmp_path / "old.jsonl").write_text(records(old))
     with pytest.raises(DataError, match=r"negative_passages\[0\]: passage .*'0' .*1"):
-        read_examples(tmp_path / "old.jsonl")
+        TrainingSource.open(tmp_path / "old.jsonl").read()
 
 
 def test_tevatron_with_our_scores_and_with_one_target_a_record(tmp_path: Path) -> None:
@@ -487,23 +493,23 @@ def test_tevatron_with_our_scores_and_with_one_target_a_record(tmp_path: Path) -
     texts = [{"docid": str(i), "text": f"text {i}", "score": 3 - i} for i in range(4)]
     record = {"query_id": "q1", "query": "a", "positive_passages": texts[:2], "negative_passages": texts[2:]}
     path.write_text(records(record))
-    first, second = read_examples(path)
+    first, second = TrainingSource.open(path).read()
     assert (first.positive_scores, second.positive_scores) == ((3.0, 2.0), (2.0, 3.0))
     assert first.negative_scores == second.negative_scores == (1.0, 0.0)
     path.write_text(records({**record, "every_positive": False}))
-    assert read_examples(path) == [first]
+    assert TrainingSource.open(path).read() == [first]
     for bad in ("high", True, float("nan")):
         texts[1]["score"] = bad
         path.write_text(records(record))
         with pytest.raises(DataError, match=r"a\.jsonl:1: .*passage's"):
-            read_examples(path)
+            TrainingSource.open(path).read()
 
 
 def test_flag_embedding_scores_belong_to_their_passages(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     record = {"query": "a", "pos": ["x", "y"], "neg": ["n", "x", " ", "m"]}
     path.write_text(records({**record, "pos_scores": [3, 2], "neg_scores": [1, 9, 8, -1.5]}))
-    first, second = read_examples(path, None, Policy("skip"))
+    first, second = TrainingSource.open(path, None).read(Policy("skip"))
     assert [p.text for p in (*first.positives, *first.negatives)] == ["x", "y", "n", "m"]
     assert (first.positive_scores, first.negative_scores) == ((3.0, 2.0), (1.0, -1.5))
     assert ([p.text for p in second.positives], second.positive_scores) == (["y", "x"], (2.0, 3.0))
@@ -513,7 +519,7 @@ def test_flag_embedding_scores_belong_to_their_passages(tmp_path: Path) -> None:
     ):
         path.write_text(records({**record, **scores}))
         with pytest.raises(DataError, match=f":1: {message}"):
-            read_examples(path)
+            TrainingSource.open(path).read()
 
 
 @pytest.mark.parametrize(
@@ -536,7 +542,7 @@ def test_flag_embedding_scores_belong_to_their_passages(tmp_path: Path) -> None:
 def test_tuples_of_sentence_transformers(rows: list[dict], expected: list[tuple[str, ...]], tmp_path: Path) -> None:
     (tmp_path / "a").write_text(records(*rows))
     results = []
-    for e in read_examples(tmp_path / "a", targets=False):
+    for e in TrainingSource.open(tmp_path / "a").read(targets=False):
         texts = [" ".join(p.text for p in side) for side in (e.positives, e.negatives)]
         scores = [" ".join(map(str, side)) for side in (e.positive_scores, e.negative_scores)]
         results.append((e.query.text, *texts, *scores))
@@ -546,18 +552,18 @@ def test_tuples_of_sentence_transformers(rows: list[dict], expected: list[tuple[
 def test_scores_of_rankings_are_sorted(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"query_id": "1", "document_ids": ["2", "3"], "scores": [0.25, 0.5]}))
-    assert read_run(path) == {"1": [("3", 0.5), ("2", 0.25)]}
+    assert RankingSource.open(path).read() == {"1": [("3", 0.5), ("2", 0.25)]}
     path.write_text(records(*({"sentence1": "a", "sentence2": b, "score": s} for b, s in (("x", 0.25), ("y", 0.5)))))
-    ((_, ranking),) = read_run(path).items()
+    ((_, ranking),) = RankingSource.open(path).read().items()
     assert [score for _, score in ranking] == [0.5, 0.25]
-    texts = {p.id: p.text for p in read_corpus(path)}
+    texts = {p.id: p.text for p in Corpus.open(path).read()}
     assert [texts[key] for key, _ in ranking] == ["y", "x"]
 
 
 def test_regular_expressions_of_answers_stay_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(r"""who	"['the( |-)English\\ band', '(?i)a.*""b""\d']"
 """)
-    assert read_queries(tmp_path / "a.csv")[0].answers == (r"the( |-)English\ band", r'(?i)a.*"b"\d')
+    assert QuerySource.open(tmp_path / "a.csv").read()[0].answers == (r"the( |-)English\ band", r'(?i)a.*"b"\d')
 
 
 # Other containers
@@ -571,11 +577,11 @@ def test_zstandard(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text(table(*rows))
     data = (tmp_path / "collection.tsv.zst").read_bytes()
     assert len(data) < 10_000
-    assert list(read_corpus(tmp_path)) == list(read_corpus(tmp_path / "plain"))
+    assert list(Corpus.open(tmp_path).read()) == list(Corpus.open(tmp_path / "plain").read())
     assert Corpus.open(tmp_path).scan() == Corpus.open(tmp_path / "plain").scan()
     (tmp_path / "collection.tsv.zst").write_bytes(data[: len(data) // 2])
     with pytest.raises(DataError, match=r"collection\.tsv\.zst:\d+: the compressed file is damaged"):
-        list(read_corpus(tmp_path, Policy("skip")))
+        list(Corpus.open(tmp_path).read(Policy("skip")))
 
 
 @pytest.mark.slow
@@ -585,8 +591,8 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_parquet(tmp_path / "corpus.parquet", rows)
     (tmp_path / "plain").write_text(records(*rows))
     assert str(Corpus.open(tmp_path).file) == "Tevatron corpus, parquet"
-    passages = list(read_corpus(tmp_path))
-    assert passages == list(read_corpus(tmp_path / "plain"))
+    passages = list(Corpus.open(tmp_path).read())
+    assert passages == list(Corpus.open(tmp_path / "plain").read())
     scan = Corpus.open(tmp_path).scan()
     assert list(Corpus.open(tmp_path).read(scan=scan)) == passages
     parquet.write_parquet(tmp_path / "corpus.parquet", [{**row, "text": "other"} for row in rows])
@@ -615,8 +621,8 @@ def test_a_zstandard_file_without_its_package(monkeypatch: pytest.MonkeyPatch) -
 def test_csv_fields_with_line_breaks(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('query,positive,score\n"a ""b"", c","two\nlines",1\nx,y\n')
     with pytest.raises(DataError, match=r"a\.csv:4: this row has 2 columns"):
-        read_examples(tmp_path / "a.csv")
-    (example,) = read_examples(tmp_path / "a.csv", None, Policy("skip"))
+        TrainingSource.open(tmp_path / "a.csv").read()
+    (example,) = TrainingSource.open(tmp_path / "a.csv", None).read(Policy("skip"))
     assert (example.query.text, example.positives[0].text) == ('a "b", c', "two\nlines")
 
 
@@ -679,18 +685,24 @@ def test_real_samples_of_one_data_set_agree(data_dir: Path) -> None:
     samples = data_dir / "format-samples"
     if not samples.exists():
         pytest.skip(f"{samples} is not there")
-    corpus = list(read_corpus(samples / "beir"))
-    assert corpus == list(read_corpus(samples / "mteb")) == list(read_corpus(samples / "tevatron"))
-    assert [(p.id, p.text) for p in corpus] == [(p.id, p.text) for p in read_corpus(samples / "msmarco")]
-    judged = read_judgements(samples / "beir", "test")
-    assert judged == read_judgements(samples / "mteb", "test") == read_judgements(samples / "msmarco", "dev")
+    corpus = list(Corpus.open(samples / "beir").read())
+    assert corpus == list(Corpus.open(samples / "mteb").read()) == list(Corpus.open(samples / "tevatron").read())
+    assert [(p.id, p.text) for p in corpus] == [(p.id, p.text) for p in Corpus.open(samples / "msmarco").read()]
+    judged = JudgementSource.open(samples / "beir", "test").read()
+    assert (
+        judged
+        == JudgementSource.open(samples / "mteb", "test").read()
+        == JudgementSource.open(samples / "msmarco", "dev").read()
+    )
     named = [
-        read_examples(samples / name, targets=False)
+        TrainingSource.open(samples / name).read(targets=False)
         for name in ("tevatron/train_old.jsonl", "tevatron/train_new.jsonl")
     ]
     assert named[0] == named[1]
     assert (
-        [e.query for e in named[0]] == read_queries(samples / "beir") == read_queries(samples / "msmarco", split="dev")
+        [e.query for e in named[0]]
+        == QuerySource.open(samples / "beir").read()
+        == QuerySource.open(samples / "msmarco", "dev").read()
     )
 
 
@@ -699,7 +711,7 @@ def test_columns_are_those_of_the_first_record(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(records({"query": "a b", "answer": "c"}, {"id": "row-1", "query": "d e", "answer": "f"}))
     with pytest.raises(DataError, match=r"t\.jsonl:2: .*columns 'id', 'query', 'answer'"):
-        read_examples(path)
+        TrainingSource.open(path).read()
 
 
 def test_a_label_is_0_or_1(tmp_path: Path) -> None:
@@ -708,10 +720,10 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(records(*[{**pair, "label": 1}] * 60, {**pair, "label": 0.05}))
     with pytest.raises(DataError, match=r"t\.jsonl:61: 'label' .*0\.05; 1 .*positive, 0"):
-        read_examples(path)
+        TrainingSource.open(path).read()
     path.write_text(records({"premise": "a b", "hypothesis": "c", "label": 0}))  # of which 0 is entailment
     with pytest.raises(DataError, match=r"format .*known"):
-        read_examples(path)
+        TrainingSource.open(path).read()
 
 
 @pytest.mark.parametrize(
@@ -730,14 +742,14 @@ def test_similar_tables_have_no_format(line: str, role: str, tmp_path: Path) -> 
 def test_json_records_in_a_table_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("a b\tc d\n")
     with pytest.raises(DataError, match=r"table without .*columns"):
-        read_examples(f"st.tuples:{tmp_path / 't.tsv'}")
+        TrainingSource.open(f"st.tuples:{tmp_path / 't.tsv'}").read()
 
 
 @pytest.mark.parametrize("score", ["NaN", "Infinity", "1.5"])
 def test_a_grade_is_a_whole_number(score: str, tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text(f'{{"query-id": "q", "corpus-id": "p", "score": {score}}}\n')
     with pytest.raises(DataError, match=r"q\.jsonl:1: score .* is not an integer"):
-        read_judgements(tmp_path / "q.jsonl")
+        JudgementSource.open(tmp_path / "q.jsonl").read()
 
 
 def test_a_repeated_id_in_an_array_is_skipped(tmp_path: Path) -> None:
@@ -762,10 +774,10 @@ def test_all_records_have_the_same_id_key(tmp_path: Path) -> None:
     path = tmp_path / "a"
     contexts = {"question": "a", "contexts": [{"docid": "1", "score": 2}]}
     path.write_text(json.dumps({"one-a": contexts, "two-a": contexts, "it's": contexts}))
-    assert list(read_run(path)) == ["one-a", "two-a", "it's"]
+    assert list(RankingSource.open(path).read()) == ["one-a", "two-a", "it's"]
     path.write_text(json.dumps({"one a": contexts, "two a": contexts}))
     with pytest.raises(DataError, match="query id 'one a' contains white space"):
-        read_run(path)
+        RankingSource.open(path).read()
 
 
 @pytest.mark.parametrize("name", ["beir.qrels", "irds.qrels", "st.labels"])
@@ -781,36 +793,36 @@ def test_judgements_in_records_do_not_contradict_each_other(name: str, tmp_path:
     path = tmp_path / "a"
     path.write_text(records(of(1), of(1)))
     assert detect(path).format.name == name
-    assert read_judgements(path) == [Judgement("q", "p", 1)]
+    assert JudgementSource.open(path).read() == [Judgement("q", "p", 1)]
     path.write_text(records(of(1), of(1), of(0)))
     with pytest.raises(DataError, match=r"a:3.*: score 0 for \('q', 'p'\) contradicts .*(line 1|1, doc)"):
-        read_judgements(path)
+        JudgementSource.open(path).read()
     policy = Policy("skip")
-    assert len(read_judgements(path, policy=policy)) == 1
+    assert len(JudgementSource.open(path).read(policy)) == 1
     assert policy.skip_counts == {"contradicting judgement": 1}
 
 
 def test_judgements_in_csv_and_as_booleans(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("query-id,corpus-id,score\nq,p1,1\nq,p2,0\nq,p3,2.0\nq,p4,True\nq,p5,false\n")
-    assert [j.relevance for j in read_judgements(path)] == [1, 0, 2, 1, 0]
+    assert [j.relevance for j in JudgementSource.open(path).read()] == [1, 0, 2, 1, 0]
     path.write_text(records({"query-id": "q", "corpus-id": "p", "score": True}))
-    assert read_judgements(path) == [Judgement("q", "p", 1)]
+    assert JudgementSource.open(path).read() == [Judgement("q", "p", 1)]
     path.write_text(
         records({"anchor": "a", "positive": "b", "label": True}, {"anchor": "a", "positive": "c", "label": False})
     )
-    (example,) = read_examples(path)
+    (example,) = TrainingSource.open(path).read()
     assert ([p.text for p in example.positives], [p.text for p in example.negatives]) == (["b"], ["c"])
     path.write_text("query-id,corpus-id,score\nq,p1,good\n")
     with pytest.raises(DataError, match="score 'good' is not an integer"):
-        read_judgements(path)
+        JudgementSource.open(path).read()
 
 
 def test_queries_without_a_positive_are_counted(tmp_path: Path) -> None:
     path, policy = tmp_path / "a", Policy()
     rows = [("a", "b", 0), ("c", "d", 1), ("a", "e", 0), ("f", "g", 0)]
     path.write_text(records(*({"anchor": a, "positive": p, "label": label} for a, p, label in rows)))
-    assert [example.query.text for example in read_examples(path, policy=policy)] == ["c"]
+    assert [example.query.text for example in TrainingSource.open(path).read(policy)] == ["c"]
     assert policy.report() == "noted: 2 queries without a positive, which give no example (as a:1)"
 
 
@@ -834,10 +846,10 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
         write_beir(tmp_path, [Passage("p1", "x"), Passage("p2", "y")], [Query("q1", "a")], {})
     policy = Policy()
     readers: dict[str, Callable[[Path], Any]] = {
-        "passages": lambda path: [p.id for p in read_corpus(path, policy)],
-        "queries": lambda path: [q.id for q in read_queries(path, policy)],
-        "examples": lambda path: [e.positives for e in read_examples(path, None, policy)],
-        "rankings": lambda path: read_run(path, policy),
+        "passages": lambda path: [p.id for p in Corpus.open(path).read(policy)],
+        "queries": lambda path: [q.id for q in QuerySource.open(path).read(policy)],
+        "examples": lambda path: [e.positives for e in TrainingSource.open(path, None).read(policy)],
+        "rankings": lambda path: RankingSource.open(path).read(policy),
     }
     assert readers[role](with_header) == readers[role](without) != []
     assert policy.report() == "noted: 1 header line, which is not data (as a:1)"

@@ -19,11 +19,10 @@ from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats import (
     Corpus,
     DataSource,
-    read_corpus,
-    read_examples,
-    read_judgements,
-    read_queries,
-    read_run,
+    JudgementSource,
+    QuerySource,
+    RankingSource,
+    TrainingSource,
     write_beir,
     write_dpr_corpus,
     write_dpr_examples,
@@ -100,17 +99,17 @@ def test_beir_round_trip(tmp_path: Path) -> None:
     queries = [Query(f"q{i}", text, tuple(NASTY[:i])) for i, text in enumerate(NASTY)]
     judgements = [Judgement("q1", "p1", 3), Judgement("q2", "p0", 0), Judgement("q3", "p2", -1)]
     write_beir(tmp_path, passages, queries, {"dev": judgements, "test": judgements[:1]})
-    assert list(read_corpus(tmp_path)) == passages
-    assert read_queries(tmp_path) == queries
-    assert read_judgements(tmp_path, "dev") == judgements
-    assert read_judgements(tmp_path, "test") == judgements[:1]
-    assert list(read_corpus(tmp_path)) != passages[1:]  # the control: equality can fail
+    assert list(Corpus.open(tmp_path).read()) == passages
+    assert QuerySource.open(tmp_path).read() == queries
+    assert JudgementSource.open(tmp_path, "dev").read() == judgements
+    assert JudgementSource.open(tmp_path, "test").read() == judgements[:1]
+    assert list(Corpus.open(tmp_path).read()) != passages[1:]  # the control: equality can fail
 
 
 def test_rewriting_a_folder_drops_old_answers(folder: Path) -> None:
-    assert read_queries(folder)[0].answers == ("one", "1")
-    write_beir(folder, read_corpus(folder), [Query("q1", "first")], {})
-    assert read_queries(folder) == [Query("q1", "first")]
+    assert QuerySource.open(folder).read()[0].answers == ("one", "1")
+    write_beir(folder, Corpus.open(folder).read(), [Query("q1", "first")], {})
+    assert QuerySource.open(folder).read() == [Query("q1", "first")]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -118,12 +117,12 @@ def test_dpr_corpus_round_trip(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"psgs.tsv{suffix}"
     passages = passages_of([text for text in NASTY if text == text.strip('"')])
     write_dpr_corpus(path, passages)
-    assert list(read_corpus(path)) == passages
+    assert list(Corpus.open(path).read()) == passages
 
 
 def test_dpr_corpus_drops_outer_double_quotes_as_dpr_does(tmp_path: Path) -> None:
     write_dpr_corpus(tmp_path / "psgs.tsv", [Passage("1", '"to be" or "not"', '"Hamlet"')])
-    assert list(read_corpus(tmp_path / "psgs.tsv")) == [Passage("1", 'to be" or "not', '"Hamlet"')]
+    assert list(Corpus.open(tmp_path / "psgs.tsv").read()) == [Passage("1", 'to be" or "not', '"Hamlet"')]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -131,7 +130,7 @@ def test_dpr_queries_round_trip(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"nq.qa.csv{suffix}"
     queries = [Query(str(i), text, tuple(NASTY[:i])) for i, text in enumerate(NASTY)]
     write_dpr_queries(path, queries)
-    assert read_queries(path) == queries
+    assert QuerySource.open(path).read() == queries
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -143,11 +142,11 @@ def test_dpr_examples_round_trip(tmp_path: Path, suffix: str) -> None:
         for i, text in enumerate(NASTY[:-1])
     ]
     write_dpr_examples(path, examples)
-    assert read_examples(path) == examples
-    assert read_queries(path) == [example.query for example in examples]
-    assert read_judgements(path) == [Judgement(e.query.id, p.id, 1) for e in examples for p in e.positives]
+    assert TrainingSource.open(path).read() == examples
+    assert QuerySource.open(path).read() == [example.query for example in examples]
+    assert JudgementSource.open(path).read() == [Judgement(e.query.id, p.id, 1) for e in examples for p in e.positives]
     write_dpr_examples(path, [])
-    assert read_examples(path) == []
+    assert TrainingSource.open(path).read() == []
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -156,7 +155,7 @@ def test_run_round_trip_keeps_every_bit_of_a_score(tmp_path: Path, suffix: str) 
     scores = np.sort(np.random.default_rng(0).normal(size=200).astype(np.float32))[::-1]
     run = {"q1": [(f"p{i}", score) for i, score in enumerate(scores)], "q0": [("p1", -1e-30), ("p2", -2e-30)]}
     write_run(path, run, "tag")
-    rankings = read_run(path)
+    rankings = RankingSource.open(path).read()
     assert rankings["q1"] == run["q1"]
     assert [passage for passage, _ in rankings["q0"]] == ["p1", "p2"]
     assert list(rankings) == ["q1", "q0"]
@@ -179,7 +178,7 @@ def test_evaluation_tools_see_the_ranking_that_was_written(tmp_path: Path) -> No
         rankings[f"q{number}"] = list(zip(passages, (exact, near, exact * 1e-45, exact * 1e38)[number % 4].tolist()))
         judged += [Judgement(f"q{number}", key, int(random.integers(0, 3))) for key in ids[::3]]
     write_run(tmp_path / "a.trec", rankings, "t")
-    read_back = read_run(tmp_path / "a.trec")
+    read_back = RankingSource.open(tmp_path / "a.trec").read()
     assert {q: [key for key, _ in r] for q, r in read_back.items()} == {
         q: [p for p, _ in r] for q, r in rankings.items()
     }
@@ -225,9 +224,13 @@ def test_curly_apostrophes_of_questions_are_straightened_everywhere(tmp_path: Pa
     write_beir(tmp_path, [Passage("p", "it’s")], [query], {})
     write_dpr_queries(tmp_path / "a.qa.csv", [query])
     write_dpr_examples(tmp_path / "a.json", [Example(query, (Passage("p", "it’s"),))])
-    assert read_queries(tmp_path) == read_queries(tmp_path / "a.qa.csv") == expected
-    assert read_queries(tmp_path / "a.json") == [e.query for e in read_examples(tmp_path / "a.json")] == expected
-    assert next(read_corpus(tmp_path)).text == "it’s"
+    assert QuerySource.open(tmp_path).read() == QuerySource.open(tmp_path / "a.qa.csv").read() == expected
+    assert (
+        QuerySource.open(tmp_path / "a.json").read()
+        == [e.query for e in TrainingSource.open(tmp_path / "a.json").read()]
+        == expected
+    )
+    assert next(Corpus.open(tmp_path).read()).text == "it’s"
 
 
 # Variants of the formats
@@ -236,7 +239,7 @@ def test_curly_apostrophes_of_questions_are_straightened_everywhere(tmp_path: Pa
 def test_gzip_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
     text = '\ufeff{"_id": "a", "text": "x"}\r\n\r\n{"_id": "b", "text": "y", "title": null}\n'
     (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    assert list(read_corpus(tmp_path)) == [Passage("a", "x"), Passage("b", "y")]
+    assert list(Corpus.open(tmp_path).read()) == [Passage("a", "x"), Passage("b", "y")]
 
 
 def test_qrels_with_and_without_header_and_in_trec_form(tmp_path: Path) -> None:
@@ -245,23 +248,25 @@ def test_qrels_with_and_without_header_and_in_trec_form(tmp_path: Path) -> None:
     lines(tmp_path / "bare.tsv", "q1\tp1\t1", "q2\tp2\t0", "q1\tp1\t1")  # the repeated line says nothing new
     lines(tmp_path / "trec.qrels", "q1 0 p1 1", "q2\t0\tp2\t0")
     for name in ("header.tsv", "bare.tsv", "trec.qrels"):
-        assert read_judgements(tmp_path / name) == expected
+        assert JudgementSource.open(tmp_path / name).read() == expected
 
 
 def test_psgs_header_is_optional_and_may_order_the_columns(tmp_path: Path) -> None:
     expected = [Passage("1", "text", "title")]
-    assert list(read_corpus(lines(tmp_path / "bare.tsv", "1\ta text\ttitle"))) == [Passage("1", "a text", "title")]
+    assert list(Corpus.open(lines(tmp_path / "bare.tsv", "1\ta text\ttitle")).read()) == [
+        Passage("1", "a text", "title")
+    ]
     for name, rows in {
         "usual.tsv": ["id\ttext\ttitle", "1\ttext\ttitle"],
         "other.tsv": ["id\ttitle\ttext", "1\ttitle\ttext"],
     }.items():
-        assert list(read_corpus(lines(tmp_path / name, *rows))) == expected
+        assert list(Corpus.open(lines(tmp_path / name, *rows)).read()) == expected
 
 
 def test_long_passages_pass_the_csv_field_limit(tmp_path: Path) -> None:
     long = "word " * 100_000  # 500,000 characters; the csv module's own limit is 131,072
     write_dpr_corpus(tmp_path / "psgs.tsv", [Passage("1", long + '"')])
-    assert next(read_corpus(tmp_path / "psgs.tsv")).text == long
+    assert next(Corpus.open(tmp_path / "psgs.tsv").read()).text == long
 
 
 def test_biencoder_variants(tmp_path: Path) -> None:
@@ -283,7 +288,7 @@ def test_biencoder_variants(tmp_path: Path) -> None:
     ]
     path = tmp_path / "train.json"
     path.write_text(json.dumps(records))
-    first, second, third = read_examples(path)
+    first, second, third = TrainingSource.open(path).read()
     assert first.positives == (Passage("7", "x", "t"), Passage("8", "y"))
     assert first.negatives == (Passage("9", "n"),)
     assert second.negatives == (Passage("10", "h"),)  # once, and not its own positive
@@ -297,9 +302,9 @@ def test_biencoder_variants(tmp_path: Path) -> None:
 
 
 def test_beir_examples_one_for_each_relevant_judgement(folder: Path) -> None:
-    p = {passage.id: passage for passage in read_corpus(folder)}
-    q1, q2, _ = read_queries(folder)
-    examples = read_examples(folder, "train")
+    p = {passage.id: passage for passage in Corpus.open(folder).read()}
+    q1, q2, _ = QuerySource.open(folder).read()
+    examples = TrainingSource.open(folder, "train").read()
     assert examples == [
         Example(q1, (p["p1"], p["p2"]), (p["p3"],)),
         Example(q1, (p["p2"], p["p1"]), (p["p3"],)),
@@ -312,16 +317,16 @@ def test_beir_examples_one_for_each_relevant_judgement(folder: Path) -> None:
 def test_beir_examples_with_negatives_of_a_run(folder: Path) -> None:
     ranking = [("p4", 4.0), ("p2", 3.0), ("p1", 2.0), ("p3", 1.0)]
     write_run(folder / "run.trec", {"q1": ranking, "q3": ranking}, "bm25")
-    examples = read_examples(folder, "train", negatives_run=folder / "run.trec")
+    examples = TrainingSource.open(folder, "train", folder / "run.trec").read()
     assert [[passage.id for passage in example.negatives] for example in examples] == [["p4", "p3"], ["p4", "p3"], []]
     write_run(folder / "run.trec", {"q2": ranking}, "bm25")  # q1 has retrieved nothing, so it has no negatives
-    examples = read_examples(folder, "train", negatives_run=folder / "run.trec")
+    examples = TrainingSource.open(folder, "train", folder / "run.trec").read()
     assert [[passage.id for passage in example.negatives] for example in examples] == [[], [], ["p2", "p1", "p3"]]
     write_run(folder / "run.trec", {"q1": [("p9", 1.0)]}, "bm25")
     with pytest.raises(DataError, match=r"run\.trec:1: .*passage .*'p9'"):
-        read_examples(folder, "train", negatives_run=folder / "run.trec")
+        TrainingSource.open(folder, "train", folder / "run.trec").read()
     with pytest.raises(DataError, match="names its own negatives"):
-        read_examples(lines(folder / "a.json", "[]"), negatives_run=folder / "run.trec")
+        TrainingSource.open(lines(folder / "a.json", "[]"), negatives_run=folder / "run.trec").read()
 
 
 # Bad input
@@ -370,7 +375,7 @@ def check(read: Callable[[Policy], object], reason: str, message: str, location:
 def test_bad_corpus_lines(tmp_path: Path, line: str | bytes | dict, reason: str, message: str) -> None:
     path = lines(tmp_path / "corpus.jsonl", GOOD, line, {"_id": "last", "text": "", "title": "legal"})
     expected = [Passage("ok", "good"), Passage("last", "", "legal")]
-    assert check(lambda policy: list(read_corpus(path, policy)), reason, message, "corpus.jsonl:2") == expected
+    assert check(lambda policy: list(Corpus.open(path).read(policy)), reason, message, "corpus.jsonl:2") == expected
     scan = check(lambda policy: Corpus.open(path).scan(policy), reason, message, "corpus.jsonl:2")
     assert isinstance(scan, formats.CorpusScan)
     assert scan.passages == 2
@@ -393,7 +398,7 @@ def test_bad_corpus_lines(tmp_path: Path, line: str | bytes | dict, reason: str,
 def test_bad_psgs_rows(tmp_path: Path, row: str | bytes, reason: str, message: str) -> None:
     path = lines(tmp_path / "psgs.tsv", "1\ttext\ttitle", row, '3\t"two\nlines"\ttitle')
     expected = [Passage("1", "text", "title"), Passage("3", "two\nlines", "title")]
-    assert check(lambda policy: list(read_corpus(path, policy)), reason, message, "psgs.tsv:2") == expected
+    assert check(lambda policy: list(Corpus.open(path).read(policy)), reason, message, "psgs.tsv:2") == expected
     scan = check(lambda policy: Corpus.open(path).scan(policy), reason, message, "psgs.tsv:2")
     assert isinstance(scan, formats.CorpusScan)
     assert scan.passages == 2
@@ -403,16 +408,16 @@ def test_rows_of_several_lines_are_placed_at_their_first(tmp_path: Path) -> None
     rows: list[str | bytes] = ["id\ttext\ttitle", '1\t"two\nlines"\tt', b'2\t"broken\n\xff"\tt', "1\tx\tt"]
     path = lines(tmp_path / "psgs.tsv", *rows)
     policy = Policy("skip")
-    assert [passage.id for passage in read_corpus(path, policy)] == ["1"]
+    assert [passage.id for passage in Corpus.open(path).read(policy)] == ["1"]
     assert policy.report() == "skipped 2 records: 1 not UTF-8 (psgs.tsv:5), 1 duplicate id (psgs.tsv:6)"
     with pytest.raises(DataError, match=r":1: .*header .*columns"):
-        list(read_corpus(lines(path, "id\tbody\ttitle"), Policy("skip")))
+        list(Corpus.open(lines(path, "id\tbody\ttitle")).read(Policy("skip")))
 
 
 def test_an_unclosed_quote_does_not_swallow_the_rest_silently(tmp_path: Path) -> None:
     path = lines(tmp_path / "psgs.tsv", "1\ta b\tt", '2\t"open\tt', "3\tb c\tt", "4\tc d\tt")
     with pytest.raises(DataError, match=r":2: .*begins .*well-formed CSV"):
-        list(read_corpus(path))
+        list(Corpus.open(path).read())
 
 
 @pytest.mark.parametrize(
@@ -426,7 +431,7 @@ def test_an_unclosed_quote_does_not_swallow_the_rest_silently(tmp_path: Path) ->
 )
 def test_bad_query_lines(tmp_path: Path, line: dict, reason: str, message: str) -> None:
     path = lines(tmp_path / "queries.jsonl", GOOD, line)
-    queries = check(lambda policy: read_queries(path, policy), reason, message, "queries.jsonl:2")
+    queries = check(lambda policy: QuerySource.open(path).read(policy), reason, message, "queries.jsonl:2")
     assert queries == [Query("ok", "good")]
 
 
@@ -441,7 +446,7 @@ def test_bad_query_lines(tmp_path: Path, line: dict, reason: str, message: str) 
 )
 def test_bad_answer_lines(folder: Path, line: dict, reason: str, message: str) -> None:
     lines(folder / "answers.jsonl", {"_id": "q1", "answers": ["one"]}, line)
-    queries = check(lambda policy: read_queries(folder, policy), reason, message, "answers.jsonl:2")
+    queries = check(lambda policy: QuerySource.open(folder).read(policy), reason, message, "answers.jsonl:2")
     assert isinstance(queries, list)
     assert [query.answers for query in queries] == [("one",), (), ()]
 
@@ -460,7 +465,7 @@ def test_bad_answer_lines(folder: Path, line: dict, reason: str, message: str) -
 )
 def test_bad_qa_rows(tmp_path: Path, row: str | bytes, reason: str, message: str) -> None:
     path = lines(tmp_path / "a.qa.csv", "first\t['x']", row, "third\t['\\d+']")
-    queries = check(lambda policy: read_queries(path, policy), reason, message, "a.qa.csv:2")
+    queries = check(lambda policy: QuerySource.open(path).read(policy), reason, message, "a.qa.csv:2")
     assert queries == [Query("0", "first", ("x",)), Query("2", "third", ("\\d+",))]  # ids stay row numbers
 
 
@@ -476,9 +481,9 @@ def test_bad_qa_rows(tmp_path: Path, row: str | bytes, reason: str, message: str
 )
 def test_bad_judgement_lines(folder: Path, row: str, reason: str, message: str) -> None:
     lines(folder / "qrels/test.tsv", "q2\tp2\t1", row)
-    judgements = check(lambda policy: read_judgements(folder, "test", policy), reason, message, "test.tsv:2")
+    judgements = check(lambda policy: JudgementSource.open(folder, "test").read(policy), reason, message, "test.tsv:2")
     assert judgements == [Judgement("q2", "p2", 1)]
-    examples = check(lambda policy: read_examples(folder, "test", policy), reason, message, "test.tsv:2")
+    examples = check(lambda policy: TrainingSource.open(folder, "test").read(policy), reason, message, "test.tsv:2")
     assert isinstance(examples, list)
     assert [example.query.id for example in examples] == ["q2"]
 
@@ -492,7 +497,7 @@ def test_bad_judgement_lines(folder: Path, row: str, reason: str, message: str) 
 )
 def test_judgements_of_unknown_ids(folder: Path, row: str, reason: str, message: str) -> None:
     lines(folder / "qrels/test.tsv", "q2\tp2\t1", row)
-    examples = check(lambda policy: read_examples(folder, "test", policy), reason, message, "test.tsv:2")
+    examples = check(lambda policy: TrainingSource.open(folder, "test").read(policy), reason, message, "test.tsv:2")
     assert isinstance(examples, list)
     assert [example.query.id for example in examples] == ["q2"]
 
@@ -519,7 +524,9 @@ POSITIVE = {"passage_id": "1", "title": "t", "text": "x"}
 def test_bad_records(tmp_path: Path, record: object, reason: str, message: str, place: str) -> None:
     path = tmp_path / "train.json"
     path.write_text(json.dumps([{"question": "q", "positive_ctxs": [POSITIVE]}, record]))
-    examples = check(lambda policy: read_examples(path, None, policy), reason, message, "train.json:record 1")
+    examples = check(
+        lambda policy: TrainingSource.open(path, None).read(policy), reason, message, "train.json:record 1"
+    )
     assert examples == [Example(Query("0", "q"), (Passage("1", "x", "t"),))]
 
 
@@ -538,7 +545,9 @@ def test_bad_contexts_leave_the_record(tmp_path: Path, context: dict, reason: st
     record = {"question": "q", "positive_ctxs": [POSITIVE], "hard_negative_ctxs": [context]}
     path.write_text(json.dumps([record]).replace('"REPEATED"', '"x", "text": "y"'))
     place = "record 0, hard_negative_ctxs[0]"
-    examples = check(lambda policy: read_examples(path, None, policy), reason, message, f"train.json:{place}")
+    examples = check(
+        lambda policy: TrainingSource.open(path, None).read(policy), reason, message, f"train.json:{place}"
+    )
     assert examples == [Example(Query("0", "q"), (Passage("1", "x", "t"),))]
 
 
@@ -553,7 +562,7 @@ def test_bad_contexts_leave_the_record(tmp_path: Path, context: dict, reason: st
 def test_a_broken_biencoder_file_is_an_error_under_any_policy(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "train.json").write_bytes(text)
     with pytest.raises(DataError, match=message):
-        read_examples(tmp_path / "train.json", None, Policy("skip"))
+        TrainingSource.open(tmp_path / "train.json", None).read(Policy("skip"))
 
 
 @pytest.mark.parametrize(
@@ -569,13 +578,13 @@ def test_a_broken_biencoder_file_is_an_error_under_any_policy(tmp_path: Path, te
 )
 def test_bad_run_lines(tmp_path: Path, row: str, reason: str, message: str) -> None:
     path = lines(tmp_path / "a.trec", "q Q0 p1 1 2.0 t", row, "q Q0 p3 3 0.5 t")
-    rankings = check(lambda policy: read_run(path, policy), reason, message, "a.trec:2")
+    rankings = check(lambda policy: RankingSource.open(path).read(policy), reason, message, "a.trec:2")
     assert rankings == {"q": [("p1", 2.0), ("p3", 0.5)]}
 
 
 def test_a_run_is_ordered_by_rank_not_by_line(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.trec", "q Q0 p2 2 1.0 t", "r Q0 p1 0 1 t", "q Q0 p1 1 2.0 t")
-    assert read_run(path) == {"q": [("p1", 2.0), ("p2", 1.0)], "r": [("p1", 1.0)]}
+    assert RankingSource.open(path).read() == {"q": [("p1", 2.0), ("p2", 1.0)], "r": [("p1", 1.0)]}
 
 
 def test_results_of_no_query_are_an_empty_array(tmp_path: Path) -> None:
@@ -606,27 +615,33 @@ def test_writers_refuse_what_readers_refuse(tmp_path: Path) -> None:
 
 def test_errors_of_missing_files_list_existing_ones(folder: Path) -> None:
     cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: read_corpus(folder / "nowhere"), r"nowhere: this file does not exist; .*beir holds answers\.jsonl, c"),
         (
-            lambda: read_corpus(folder / "qrels"),
+            lambda: Corpus.open(folder / "nowhere").read(),
+            r"nowhere: this file does not exist; .*beir holds answers\.jsonl, c",
+        ),
+        (
+            lambda: Corpus.open(folder / "qrels").read(),
             r"corpus\.jsonl \(nor its \.gz or \.zst\) does not exist; .*qrels holds train\.tsv",
         ),
-        (lambda: read_judgements(folder, "tset"), r"tset\.tsv.*qrels holds train\.tsv"),
-        (lambda: read_judgements(folder), r"no split was named"),
-        (lambda: read_run(folder / "a" / "b.trec"), r"b\.trec: this file does not exist; .*beir holds answers"),
+        (lambda: JudgementSource.open(folder, "tset").read(), r"tset\.tsv.*qrels holds train\.tsv"),
+        (lambda: JudgementSource.open(folder).read(), r"no split was named"),
         (
-            lambda: read_corpus(lines(folder / "c.parquet", "neither", "one")),
+            lambda: RankingSource.open(folder / "a" / "b.trec").read(),
+            r"b\.trec: this file does not exist; .*beir holds answers",
+        ),
+        (
+            lambda: Corpus.open(lines(folder / "c.parquet", "neither", "one")).read(),
             r"c\.parquet:1: this is not a format that is known: nothing in it can be read; no format is near",
         ),
         (
-            lambda: read_corpus(lines(folder / "only", '{"_id": "a", "text": "x"')),
+            lambda: Corpus.open(lines(folder / "only", '{"_id": "a", "text": "x"')).read(),
             r"only:1: this is not JSON \(.*\); write one whole JSON value",
         ),
         (
             lambda: DataSource.open(lines(folder / "bare.jsonl", "", "", '{"_id": "a"')).file(),
             r"bare\.jsonl:3: this is not JSON",
         ),
-        (lambda: read_corpus(lines(folder / "list", '[{"_id": "a"')), r"list:1: this is not JSON"),
+        (lambda: Corpus.open(lines(folder / "list", '[{"_id": "a"')).read(), r"list:1: this is not JSON"),
     ]
     for attempt, message in cases:
         with pytest.raises(DataError, match=message.replace(r"corpus\.jsonl \(", r"corpus\.jsonl: this file \(")):
@@ -638,7 +653,7 @@ def test_a_truncated_gzip_file_is_an_error_under_any_policy(tmp_path: Path) -> N
     whole = (tmp_path / "psgs.tsv.gz").read_bytes()
     (tmp_path / "psgs.tsv.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"psgs\.tsv\.gz:\d+: the compressed file is damaged"):
-        list(read_corpus(tmp_path / "psgs.tsv.gz", Policy("skip")))
+        list(Corpus.open(tmp_path / "psgs.tsv.gz").read(Policy("skip")))
     (tmp_path / "corpus.jsonl.gz").write_bytes(b"not compressed")
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz:1: the compressed file is damaged"):
         Corpus.open(tmp_path).scan(Policy("skip"))
@@ -673,7 +688,9 @@ def test_scan_agrees_with_reading_and_names_all_lines(tmp_path: Path) -> None:
     assert scan.duplicates == {"a": (1, 3, 6), "b": (2, 5)}
     assert policy.skip_counts == {"duplicate id": 3}
     with_scan = list(Corpus.open(path).read(policy, scan))
-    assert with_scan == list(read_corpus(path, policy)) == [Passage("a", "0"), Passage("b", "1"), Passage("c", "3")]
+    assert (
+        with_scan == list(Corpus.open(path).read(policy)) == [Passage("a", "0"), Passage("b", "1"), Passage("c", "3")]
+    )
     assert scan.passages == len(with_scan)
     assert policy.skip_counts == {"duplicate id": 3}  # the same places, however often they are read
 
@@ -716,23 +733,28 @@ def test_on_error_keep_accepts_only_empty_passages(tmp_path: Path) -> None:
     policy = Policy("keep", examples_per_reason=2)
     scan = Corpus.open(path).scan(policy)
     assert scan.passages == len(rows)
-    assert list(Corpus.open(path).read(policy, scan)) == list(read_corpus(path, policy)) == expected
+    assert list(Corpus.open(path).read(policy, scan)) == list(Corpus.open(path).read(policy)) == expected
     assert policy.report() == "kept 3 empty passages (corpus.jsonl:2, corpus.jsonl:3, ...)"
-    assert list(read_corpus(lines(tmp_path / "a.tsv", "1\tx y\tt", "2\t \t"), Policy("keep")))[1] == Passage("2", " ")
+    assert list(Corpus.open(lines(tmp_path / "a.tsv", "1\tx y\tt", "2\t \t")).read(Policy("keep")))[1] == Passage(
+        "2", " "
+    )
     record = {"question": "q", "positive_ctxs": [{"text": "", "passage_id": "1"}]}
     (tmp_path / "a.json").write_text(json.dumps([record]))
-    assert read_examples(tmp_path / "a.json", None, Policy("keep"))[0].positives == (Passage("1", ""),)
+    assert TrainingSource.open(tmp_path / "a.json", None).read(Policy("keep"))[0].positives == (Passage("1", ""),)
     for bad, message in [
         ({"_id": "ok", "text": ""}, "used before, on line 1"),  # empty ones count among the ids
         ({"_id": "c", "text": ""}, "used before, on line 4"),
         ({"_id": "d"}, "no key 'text'"),
     ]:
         lines(path, *rows, bad)
-        for read in (lambda: Corpus.open(path).scan(Policy("keep")), lambda: list(read_corpus(path, Policy("keep")))):
+        for read in (
+            lambda: Corpus.open(path).scan(Policy("keep")),
+            lambda: list(Corpus.open(path).read(Policy("keep"))),
+        ):
             with pytest.raises(DataError, match=rf":5: .*{message}"):
                 read()
     with pytest.raises(DataError, match="query 'a' has no text"):
-        read_queries(lines(tmp_path / "queries.jsonl", GOOD, {"_id": "a", "text": " "}), Policy("keep"))
+        QuerySource.open(lines(tmp_path / "queries.jsonl", GOOD, {"_id": "a", "text": " "})).read(Policy("keep"))
 
 
 def test_the_search_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -801,7 +823,7 @@ def test_an_empty_question_is_an_error(text: str, message: str) -> None:
 
 def test_a_typed_question_equals_one_from_a_file(tmp_path: Path) -> None:
     lines(tmp_path / "queries.jsonl", {"_id": "0", "text": "who’s there 🎉"})
-    assert [check_question("who’s there 🎉")] == read_queries(tmp_path / "queries.jsonl")
+    assert [check_question("who’s there 🎉")] == QuerySource.open(tmp_path / "queries.jsonl").read()
 
 
 # Real data
@@ -812,21 +834,21 @@ def test_real_scifact(data_dir: Path) -> None:
     scan = Corpus.open(folder).scan()
     assert (scan.passages, scan.duplicates) == (5183, {})
     passage_ids = {passage.id for passage in Corpus.open(folder).read(scan=scan)}
-    query_ids = {query.id for query in read_queries(folder)}
+    query_ids = {query.id for query in QuerySource.open(folder).read()}
     assert (len(passage_ids), len(query_ids)) == (5183, 1109)
     for split, queries, judgements in [("train", 809, 919), ("test", 300, 339)]:
-        split_judgements = read_judgements(folder, split)
+        split_judgements = JudgementSource.open(folder, split).read()
         judged_ids = {judgement.query_id for judgement in split_judgements}
         assert (len(judged_ids), len(split_judgements)) == (queries, judgements)
         assert judged_ids <= query_ids
         assert {judgement.passage_id for judgement in split_judgements} <= passage_ids
-    assert len(read_examples(folder, "train")) == 919
+    assert len(TrainingSource.open(folder, "train").read()) == 919
 
 
 @pytest.mark.slow
 def test_real_squadshifts_has_answers(data_dir: Path) -> None:
     folder = data_dir / "squadshifts-amazon"
-    examples = read_examples(folder, "dev")
+    examples = TrainingSource.open(folder, "dev").read()
     assert len(examples) == 1226
     assert all(example.query.answers for example in examples)
 
@@ -842,18 +864,18 @@ def test_real_cranfield_has_an_empty_passage(data_dir: Path) -> None:
 @pytest.mark.slow
 def test_real_nq_qed(data_dir: Path) -> None:
     folder = data_dir / "nq-qed"
-    corpus = {passage.id: passage for passage in read_corpus(folder / "psgs.tsv")}
+    corpus = {passage.id: passage for passage in Corpus.open(folder / "psgs.tsv").read()}
     # The file has 8,810 lines below its header, but 66 passages have line ends inside, 519 in all.
     assert list(corpus) == [str(i) for i in range(1, 8292)]
-    examples = read_examples(folder / "train.json")
+    examples = TrainingSource.open(folder / "train.json").read()
     assert len(examples) == 5789
     assert all(example.positives[0].title == corpus[example.positives[0].id].title for example in examples)
-    assert read_queries(folder / "test.json") == read_queries(folder / "test.qa.csv")
+    assert QuerySource.open(folder / "test.json").read() == QuerySource.open(folder / "test.qa.csv").read()
 
 
 def test_real_dpr_sample(data_dir: Path) -> None:
     path = data_dir / "dpr-sample" / "biencoder-sample.json"
-    examples = read_examples(path)
+    examples = TrainingSource.open(path).read()
     assert len(examples) == 5
     assert all(example.negatives and example.query.answers for example in examples)
     for example, record in zip(examples, json.loads(path.read_text(encoding="utf-8")), strict=True):
@@ -866,4 +888,4 @@ def test_real_dpr_sample(data_dir: Path) -> None:
 def test_an_id_with_quotes_is_read_back_from_dpr_s_passages(key: str, tmp_path: Path) -> None:
     passages = [Passage(key, "text", "title"), Passage("next", "text")]
     write_dpr_corpus(tmp_path / "psgs.tsv", passages)
-    assert list(read_corpus(tmp_path / "psgs.tsv")) == passages
+    assert list(Corpus.open(tmp_path / "psgs.tsv").read()) == passages

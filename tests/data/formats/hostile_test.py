@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxret.data.errors import DataError
-from jaxret.data.formats import DataSource, read_corpus, read_examples, read_judgements, read_run
+from jaxret.data.formats import Corpus, DataSource, JudgementSource, RankingSource, TrainingSource
 from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.parquet import read_parquet
 from tests.pipeline import run_measured
@@ -35,48 +35,48 @@ FOUND = {"question": "a", "answers": ["x"], "ctxs": [{"id": "1", "score": HUGE}]
 
 
 @pytest.mark.parametrize(
-    ("reader", "rows", "message"),
+    ("kind", "rows", "message"),
     [
-        (read_judgements, ["q0\tp0\t1", f"q1\tp1\t{LONG}"], "a:2: score '1111.* is not an integer"),
-        (read_judgements, ["q0 0 p0 1", f"q1 0 p1 {LONG}"], "a:2: score '1111.* is not an integer"),
-        (read_judgements, [f"q1 0 p1 {LONG}"], "a:1: score '1111.* is not an integer"),
-        (read_judgements, ["q0\tp0\t1", f"q1\tp1\t{10**17}"], "a:2: score 100000000000000000 is too large; grades"),
-        (read_judgements, ["q0\tp0\t1", "q1\tp1\t1e400"], "a:2: score '1e400' is not an integer"),
-        (read_judgements, [JUDGED, json.dumps(JUDGED).replace(": 1}", ": 1e400}")], r"a:2: score .*integer"),
-        (read_judgements, [JUDGED, JUDGED | {"score": 1e300}], "a:2: score 1000.* is too large"),
-        (read_judgements, [JUDGED, JUDGED | {"score": HUGE}], "a:2: score 1000.* is too large"),
-        (read_judgements, [JUDGED, JUDGED | {"score": str(HUGE)}], r"a:2: score .*integer"),
-        (read_judgements, [JUDGED, json.dumps(JUDGED).replace(": 1}", f": {LONG}}}")], "a:2: this is not JSON"),
-        (read_judgements, [{"query_id": "1", "doc_ids": ["2"], "labels": [HUGE]}], "a:1: 'labels' holds 1000"),
-        (read_judgements, [{"query_id": "1", "doc_ids": ["2"], "labels": [1e300]}], "a:1: score 1000.* is too large"),
-        (read_run, ["q1 Q0 p0 1 2.5 t", f"q1 Q0 p1 {LONG} 2.5 t"], "a:2: rank '1111.* is not an integer"),
-        (read_run, [f"q1 Q0 p0 {LONG} 2.5 t"], "a:1: rank '1111.* is not an integer"),
-        (read_run, ["q1 Q0 p0 1_0 2.5 t"], "a:1: rank '1_0' is not an integer"),
-        (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 1e400 t"], r"a:2: .*'1e400' .*finite"),
-        (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 1_0 t"], r"a:2: .*'1_0' .*finite"),
-        (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 \u0661 t"], r"a:2: .*'١' .*finite"),
-        (read_run, [FOUND], r"a:1.*: .*1000.*finite"),
-        (read_examples, [FLAG, FLAG | {"pos_scores": [HUGE]}], "a:2: 'pos_scores' holds 1000"),
-        (read_examples, [TEVATRON], "a:1.*: a passage's score is 1000"),
-        (read_corpus, [{"_id": "1", "text": "x"}, f'{{"_id": {LONG}, "text": "x"}}'], "a:2: this is not JSON"),
+        (JudgementSource, ["q0\tp0\t1", f"q1\tp1\t{LONG}"], "a:2: score '1111.* is not an integer"),
+        (JudgementSource, ["q0 0 p0 1", f"q1 0 p1 {LONG}"], "a:2: score '1111.* is not an integer"),
+        (JudgementSource, [f"q1 0 p1 {LONG}"], "a:1: score '1111.* is not an integer"),
+        (JudgementSource, ["q0\tp0\t1", f"q1\tp1\t{10**17}"], "a:2: score 100000000000000000 is too large; grades"),
+        (JudgementSource, ["q0\tp0\t1", "q1\tp1\t1e400"], "a:2: score '1e400' is not an integer"),
+        (JudgementSource, [JUDGED, json.dumps(JUDGED).replace(": 1}", ": 1e400}")], r"a:2: score .*integer"),
+        (JudgementSource, [JUDGED, JUDGED | {"score": 1e300}], "a:2: score 1000.* is too large"),
+        (JudgementSource, [JUDGED, JUDGED | {"score": HUGE}], "a:2: score 1000.* is too large"),
+        (JudgementSource, [JUDGED, JUDGED | {"score": str(HUGE)}], r"a:2: score .*integer"),
+        (JudgementSource, [JUDGED, json.dumps(JUDGED).replace(": 1}", f": {LONG}}}")], "a:2: this is not JSON"),
+        (JudgementSource, [{"query_id": "1", "doc_ids": ["2"], "labels": [HUGE]}], "a:1: 'labels' holds 1000"),
+        (JudgementSource, [{"query_id": "1", "doc_ids": ["2"], "labels": [1e300]}], "a:1: score 1000.* is too large"),
+        (RankingSource, ["q1 Q0 p0 1 2.5 t", f"q1 Q0 p1 {LONG} 2.5 t"], "a:2: rank '1111.* is not an integer"),
+        (RankingSource, [f"q1 Q0 p0 {LONG} 2.5 t"], "a:1: rank '1111.* is not an integer"),
+        (RankingSource, ["q1 Q0 p0 1_0 2.5 t"], "a:1: rank '1_0' is not an integer"),
+        (RankingSource, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 1e400 t"], r"a:2: .*'1e400' .*finite"),
+        (RankingSource, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 1_0 t"], r"a:2: .*'1_0' .*finite"),
+        (RankingSource, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 \u0661 t"], r"a:2: .*'١' .*finite"),
+        (RankingSource, [FOUND], r"a:1.*: .*1000.*finite"),
+        (TrainingSource, [FLAG, FLAG | {"pos_scores": [HUGE]}], "a:2: 'pos_scores' holds 1000"),
+        (TrainingSource, [TEVATRON], "a:1.*: a passage's score is 1000"),
+        (Corpus, [{"_id": "1", "text": "x"}, f'{{"_id": {LONG}, "text": "x"}}'], "a:2: this is not JSON"),
         (
-            read_corpus,
+            Corpus,
             [f'{{"_id": {LONG}, "text": "x"}}', {"_id": "1", "text": "x"}],
             r"a:1: .*JSON \(a .*number .*4,300 digits\)",
         ),
     ],
 )
-def test_numbers_that_are_too_long_or_too_large(reader: Any, rows: list[Any], message: str, tmp_path: Path) -> None:
+def test_numbers_that_are_too_long_or_too_large(kind: Any, rows: list[Any], message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "a", *rows)
     with pytest.raises(DataError, match=message) as raised:
-        list(reader(path, None) if reader is read_examples else reader(path))
+        list(kind.open(path).read())
     assert len(str(raised.value)) < 400 + len(str(path))
 
 
 @pytest.mark.parametrize("line", ["x, " * 70_000, '{"_id": "1", ' + "x" * 200_000, "a\rb, c"])
 def test_a_long_line_that_is_no_json(line: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a(:1)?: th"):
-        list(read_corpus(written(tmp_path / "a", line)))
+        list(Corpus.open(written(tmp_path / "a", line)).read())
     with pytest.raises(DataError, match=r"a(:1)?: th"):
         detect(tmp_path / "a")
 
@@ -84,12 +84,12 @@ def test_a_long_line_that_is_no_json(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.tsv.gz"])
 def test_a_pipe_is_refused_at_once(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)  # nobody writes into it: opening it would wait
-    for read in (read_corpus, read_judgements, detect):
+    for read in (Corpus.open, JudgementSource.open, detect):
         with pytest.raises(DataError, match=rf"{name}: .*pipe, .*once"):
             read(tmp_path / name)
     if name == "corpus.jsonl":
         with pytest.raises(DataError, match=rf"{name}: this is a pipe"):  # by its folder, too
-            list(read_corpus(tmp_path))
+            list(Corpus.open(tmp_path).read())
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_parquet_column_with_extreme_compression(pyarrow: Any, tmp_path: Path)
     parquet.write_table(table, path, compression="zstd", use_dictionary=False)
     assert path.stat().st_size < 10**6
     with pytest.raises(DataError, match=r"corpus.parquet: .*unpacks .*[\d,]+ .*270,\d+,\d+"):
-        list(read_corpus(path))
+        list(Corpus.open(path).read())
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "binary", "dictionary"])

@@ -11,11 +11,11 @@ import pytest
 
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
+    Corpus,
     DataSource,
-    read_corpus,
-    read_examples,
-    read_queries,
-    read_run,
+    QuerySource,
+    RankingSource,
+    TrainingSource,
     write_beir,
     write_dpr_corpus,
 )
@@ -41,18 +41,18 @@ def test_titles_and_texts_are_not_swapped(count: int, tmp_path: Path) -> None:
     names = ["rocketqa.passages", "dpr.passages", "dpr.passages", "dpr.passages"]
     for path, name in zip((titled, plain, tmp_path / "psgs.tsv", other), names, strict=True):
         assert DataSource.open(path).file().format.name == name
-        assert list(read_corpus(path)) == passages
+        assert list(Corpus.open(path).read()) == passages
     write_rows(tmp_path / "collection.splitTitle.tsv", *(f"{p.id} | {p.title} | {p.text}" for p in passages))
     (tmp_path / "psgs.tsv").unlink()
-    assert list(read_corpus(tmp_path)) == passages  # of a folder, by its name
+    assert list(Corpus.open(tmp_path).read()) == passages  # of a folder, by its name
 
 
 def test_a_file_of_titles_alone_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "para.title.txt", *(f"{p.id} | a title of {p.id}" for p in PASSAGES))
     with pytest.raises(DataError, match=r"para.title.txt: .*passages .*RocketQA's para.txt"):
-        list(read_corpus(path))
+        list(Corpus.open(path).read())
     path.rename(tmp_path / "para.txt")
-    assert len(list(read_corpus(tmp_path / "para.txt"))) == len(PASSAGES)
+    assert len(list(Corpus.open(tmp_path / "para.txt").read())) == len(PASSAGES)
 
 
 def test_negatives_are_read_from_a_file_of_ids(tmp_path: Path) -> None:
@@ -60,8 +60,11 @@ def test_negatives_are_read_from_a_file_of_ids(tmp_path: Path) -> None:
     judged = [Judgement("q1", "1", 1), Judgement("q2", "2", 1)]
     write_beir(tmp_path / "beir", PASSAGES, queries, {"train": judged})
     run = write_rows(tmp_path / "train.negatives.tsv", "q1 | 3,1,4", "q2 | 5,6")
-    assert read_run(run) == {"q1": [("3", 1.0), ("1", 0.5), ("4", 1 / 3)], "q2": [("5", 1.0), ("6", 0.5)]}
-    examples = read_examples(tmp_path / "beir", "train", negatives_run=run)
+    assert RankingSource.open(run).read() == {
+        "q1": [("3", 1.0), ("1", 0.5), ("4", 1 / 3)],
+        "q2": [("5", 1.0), ("6", 0.5)],
+    }
+    examples = TrainingSource.open(tmp_path / "beir", "train", run).read()
     assert [[p.id for p in e.negatives] for e in examples] == [["3", "4"], ["5", "6"]]  # 1 is relevant
 
 
@@ -81,10 +84,10 @@ def test_bad_lists_of_ids(row: str, message: str, tmp_path: Path) -> None:
     others = [f"r{i} | 5,6" for i in range(12)]  # of many lines a bad one does not change what the file is
     path = write_rows(tmp_path / "n.tsv", "q1 | 1,2", "q2 | 3,4", row, "q4 | 5,6", *others)
     with pytest.raises(DataError) as raised:
-        read_run(path)
+        RankingSource.open(path).read()
     assert message in str(raised.value)
     policy = Policy("skip")
-    assert list(read_run(path, policy)["q4"]) == [("5", 1.0), ("6", 0.5)]
+    assert list(RankingSource.open(path).read(policy)["q4"]) == [("5", 1.0), ("6", 0.5)]
     assert policy.skip_counts.total() == 1
 
 
@@ -100,7 +103,7 @@ def test_bad_rows_of_a_collection_with_titles(row: str, message: str, tmp_path: 
     rows = [f"{p.id} | {p.title} | {p.text}" for p in PASSAGES[:4]]
     path = write_rows(tmp_path / "c.tsv", rows[0], row, *rows[1:])
     with pytest.raises(DataError) as raised:
-        list(read_corpus(path))
+        list(Corpus.open(path).read())
     assert message in str(raised.value)
 
 
@@ -110,15 +113,15 @@ def test_files_of_relations_are_one_set_of_questions(tmp_path: Path) -> None:
         records = [{"question": question, "answers": [question[-1]]} for question in questions]
         (tmp_path / f"{relation}.test.json").write_text(json.dumps(records))
     (tmp_path / "P17.dev.json").write_text(json.dumps([{"question": "dev", "answers": ["x"]}]))
-    queries = read_queries(tmp_path, split="test")
+    queries = QuerySource.open(tmp_path, "test").read()
     assert [(q.id, q.answers) for q in queries] == [("P17-0", ("a",)), ("P17-1", ("b",)), ("P19-0", ("n",))]
-    assert [q.id for q in read_queries(tmp_path / "P19.test.json")] == ["P19-0"]
+    assert [q.id for q in QuerySource.open(tmp_path / "P19.test.json").read()] == ["P19-0"]
     (tmp_path / "P20.test.json").write_text(
         '[{"question": "who", "answers": "me"}, {"answers": ["x"], "question": ""}]'
     )
     message = "P20.test.json:record 0: the value of 'answers' is a string: 'me'; a list of strings is expected"
     with pytest.raises(DataError, match=message.replace(".", r"\.")):
-        read_queries(tmp_path, split="test")
+        QuerySource.open(tmp_path, "test").read()
     done = subprocess.run(
         [sys.executable, "-m", "jaxret", "data", "check", str(tmp_path)],
         cwd=REPOSITORY,

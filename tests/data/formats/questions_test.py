@@ -13,9 +13,8 @@ from jaxret.data.formats import (
     DataSource,
     JudgementSource,
     QuerySource,
-    read_examples,
+    TrainingSource,
     read_judged_queries,
-    read_queries,
     write_dpr_corpus,
     write_dpr_examples,
     write_dpr_queries,
@@ -56,7 +55,7 @@ def test_questions_are_joined_by_text_not_by_row(order: list[int], records: list
     assert [query.id for query in evaluated.queries] == [str(order.index(i)) for i in order if i in records]
     # The same with a ranking for negatives, whose queries are those of the rows of dev.qa.csv, and after a conversion.
     write_run(tmp_path / "run.trec", {str(row): [("p0", 2.0), ("p1", 1.0)] for row in range(4)}, tag="t")
-    for example in read_examples(folder, "dev", negatives_run=tmp_path / "run.trec"):
+    for example in TrainingSource.open(folder, "dev", tmp_path / "run.trec").read():
         assert f"text {example.query.text[-1]}" == example.positives[0].text
     convert_data(DataSource.open(folder), tmp_path / "beir", "beir")
     queries, judged = read_judged(tmp_path / "beir", "dev")
@@ -111,7 +110,7 @@ def test_search_and_diversity_with_shifted_questions(tmp_path: Path) -> None:
     convert_data(DataSource.open(beir), folder, "dpr")
     layers = {"head__name": "mlr", "head__mlr__chosen": (1, 2, 3), "pooling": "self_contrastive"}
     run = untrained_run(tmp_path / "run", encoder, beir, **layers)
-    questions = read_queries(folder / "dev.qa.csv")
+    questions = QuerySource.open(folder / "dev.qa.csv").read()
     write_dpr_queries(shifted, [*questions[1:], questions[0]])
     workdir = f"--workdir={run.workdir}"
     assert jaxret("encode", workdir, f"--corpus={folder}").returncode == 0

@@ -13,15 +13,14 @@ import pytest
 
 from jaxret.data.errors import DataError
 from jaxret.data.formats import (
+    Corpus,
     DataSource,
+    JudgementSource,
+    QuerySource,
+    RankingSource,
     TrainingSource,
     list_files,
     open_role,
-    read_corpus,
-    read_examples,
-    read_judgements,
-    read_queries,
-    read_run,
     source_path,
 )
 from jaxret.data.formats.convert import convert_data
@@ -64,11 +63,11 @@ def irds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_ir_datasets(irds: Any, tmp_path: Path, no_network: list[Any]) -> None:
     source = "irds:mine/dev/small"
-    assert list(read_corpus(source)) == DOCS
-    assert read_queries(source) == QUERIES
-    assert read_judgements(source, "whatever") == JUDGED
+    assert list(Corpus.open(source).read()) == DOCS
+    assert QuerySource.open(source).read() == QUERIES
+    assert JudgementSource.open(source, "whatever").read() == JUDGED
     expected = [Example(QUERIES[0], (DOCS[1],), (DOCS[3],)), Example(QUERIES[1], (DOCS[2],))]
-    assert read_examples(source, "train") == expected
+    assert TrainingSource.open(source, "train").read() == expected
     assert {file.name for file in TrainingSource.open(source, "train").files} == {"docs.tsv", "queries.tsv", "qrels"}
     assert (
         open_role(DataSource.open(source), "passages")
@@ -76,9 +75,9 @@ def test_ir_datasets(irds: Any, tmp_path: Path, no_network: list[Any]) -> None:
         .startswith("documents of ir_datasets, table docs of mine/dev/small (ir_datasets")
     )
     assert DataSource.open(source).name == "mine-dev-small"
-    assert list(read_corpus(f"{source}/docs")) == DOCS
+    assert list(Corpus.open(f"{source}/docs").read()) == DOCS
     done = convert_data(DataSource.open(source), tmp_path / "beir", "beir")
-    assert read_judgements(tmp_path / "beir", "dev") == JUDGED
+    assert JudgementSource.open(tmp_path / "beir", "dev").read() == JUDGED
     assert not +done.losses
     assert not no_network
 
@@ -93,32 +92,32 @@ def test_pairs_and_scores_of_ir_datasets(irds: Any, tmp_path: Path, monkeypatch:
     )
     made = irds.datasets.base.Dataset(irds.load("mine/dev/small"), *parts)
     monkeypatch.setitem(irds.registry._registered, "mine/train", made)
-    assert read_examples("irds:mine/train") == [Example(QUERIES[0], (DOCS[1],), (DOCS[0], DOCS[3]))]
-    assert read_run("irds:mine/train") == {"q1": [("d0", 2.5), ("d3", 1.5)]}
-    judged = read_examples("irds:mine/train", "train", negatives_run="irds:mine/train")
+    assert TrainingSource.open("irds:mine/train").read() == [Example(QUERIES[0], (DOCS[1],), (DOCS[0], DOCS[3]))]
+    assert RankingSource.open("irds:mine/train").read() == {"q1": [("d0", 2.5), ("d3", 1.5)]}
+    judged = TrainingSource.open("irds:mine/train", "train", "irds:mine/train").read()
     assert judged[0] == Example(QUERIES[0], (DOCS[1],), (DOCS[0], DOCS[3]))
-    assert read_judgements("irds:mine/train", "train") == JUDGED
+    assert JudgementSource.open("irds:mine/train", "train").read() == JUDGED
 
 
 def test_ir_datasets_fetches_nothing(irds: Any, no_network: list[Any]) -> None:
     with pytest.raises(DataError, match=r"irds:vaswani.*the .*'vaswani' .*machine"):
-        list(read_corpus("irds:vaswani"))
+        list(Corpus.open("irds:vaswani").read())
     with pytest.raises(DataError, match=r"ir_datasets .*vaswani queries"):
-        read_queries("irds:vaswani")
+        QuerySource.open("irds:vaswani").read()
     assert not no_network
     with pytest.raises(DataError, match=r"ir_datasets .*'vaswan/x'; .*vaswani"):
-        read_queries("irds:vaswan/x")
+        QuerySource.open("irds:vaswan/x").read()
     with pytest.raises(DataError, match=r"ir_datasets has no set '%%'; ir-datasets\.com lists"):
-        read_queries("irds:%%")
+        QuerySource.open("irds:%%").read()
 
 
 def test_two_readers_of_ir_datasets_at_once(irds: Any, no_network: list[Any]) -> None:
     """The first one to end opens no door for the other, and the last one opens all."""
-    one, two = iter(read_corpus("irds:mine/dev/small")), iter(read_corpus("irds:mine/dev/small"))
+    one, two = iter(Corpus.open("irds:mine/dev/small").read()), iter(Corpus.open("irds:mine/dev/small").read())
     assert next(one) == next(two)
     list(one)
     with pytest.raises(DataError):
-        read_queries("irds:vaswani")
+        QuerySource.open("irds:vaswani").read()
     list(two)
     assert not no_network
     with pytest.raises(Exception, match=r".*"):
@@ -128,7 +127,7 @@ def test_two_readers_of_ir_datasets_at_once(irds: Any, no_network: list[Any]) ->
 
 def test_downloads_of_ir_datasets_are_restored_afterwards(irds: Any, no_network: list[Any]) -> None:
     with pytest.raises(DataError):
-        list(read_corpus("irds:vaswani"))
+        list(Corpus.open("irds:vaswani").read())
     with pytest.raises(Exception, match=r".*"):
         next(iter(irds.load("vaswani").docs_iter()))
     assert no_network
@@ -145,11 +144,11 @@ def test_a_saved_set(hf: Any, tmp_path: Path) -> None:
     hf.DatasetDict(splits).save_to_disk(tmp_path / "saved")
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = f"hf:{tmp_path}/saved"
-    assert read_examples(source, "train") == read_examples(tmp_path / "train.jsonl")
-    assert len(read_examples(f"{source}/dev", "train")) == 1
+    assert TrainingSource.open(source, "train").read() == TrainingSource.open(tmp_path / "train.jsonl").read()
+    assert len(TrainingSource.open(f"{source}/dev", "train").read()) == 1
     assert all(file.is_relative_to(tmp_path / "saved") for file in TrainingSource.open(source, "train").files)
     with pytest.raises(DataError, match=r"examples .*default/train, default/dev"):
-        read_judgements(source, "test")
+        JudgementSource.open(source, "test").read()
 
 
 def test_a_folder_with_configs(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,14 +166,14 @@ def test_a_folder_with_configs(hf: Any, tmp_path: Path, monkeypatch: pytest.Monk
     lines = "".join(f"- config_name: {c}\n  data_files:\n  - split: {s}\n    path: {f}.jsonl\n" for c, s, f in configs)
     (folder / "README.md").write_text(f"---\nconfigs:\n{lines}---\n")
     source = f"hf:{folder}"
-    assert list(read_corpus(source)) == DOCS
-    assert read_queries(source, split="test") == QUERIES
-    assert read_judgements(source, "test") == JUDGED
-    assert read_examples(source, "test")[0] == Example(QUERIES[0], (DOCS[1],), (DOCS[3],))
-    assert list(read_corpus(f"{source}/corpus")) == DOCS
+    assert list(Corpus.open(source).read()) == DOCS
+    assert QuerySource.open(source, "test").read() == QUERIES
+    assert JudgementSource.open(source, "test").read() == JUDGED
+    assert TrainingSource.open(source, "test").read()[0] == Example(QUERIES[0], (DOCS[1],), (DOCS[3],))
+    assert list(Corpus.open(f"{source}/corpus").read()) == DOCS
     assert list_files(source_path(f"{source}/corpus/corpus"))
     with pytest.raises(DataError, match="has no examples of train"):
-        read_judgements(source, "train")
+        JudgementSource.open(source, "train").read()
 
 
 def test_a_set_of_the_hub_in_the_cache(
@@ -193,7 +192,7 @@ def test_a_set_of_the_hub_in_the_cache(
     monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hf.config, "HF_HUB_OFFLINE", False)  # as outside of tests
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert list(read_corpus("hf:some/thing")) == DOCS
+    assert list(Corpus.open("hf:some/thing").read()) == DOCS
     assert list_files(source_path("hf:some/thing/corpus")) == (kept / "thing-train.arrow",)
     assert not no_network
     assert hf.config.HF_HUB_OFFLINE is False
@@ -204,9 +203,9 @@ def test_a_set_missing_in_the_cache(
 ) -> None:
     monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", str(tmp_path))
     with pytest.raises(DataError, match=r"hf:some/thing: .*datasets .*some/thing"):
-        read_queries("hf:some/thing")
+        QuerySource.open("hf:some/thing").read()
     with pytest.raises(DataError, match="neither a folder nor OWNER/NAME"):
-        read_queries("hf:some")
+        QuerySource.open("hf:some").read()
     assert not no_network
 
 
@@ -221,4 +220,4 @@ def test_a_missing_library(library: str, package: str, tmp_path: Path, monkeypat
     )
     line = {"irds": "ir_datasets", "hf": "datasets", "tfds": "tensorflow-datasets array_record"}[library]
     with pytest.raises(DataError, match=rf"package .*; .*{line}"):
-        read_queries(f"{library}:{tmp_path}/x/default/train")
+        QuerySource.open(f"{library}:{tmp_path}/x/default/train").read()

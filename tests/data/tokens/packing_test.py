@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Policy, read_examples
+from jaxret.data.formats import Policy, TrainingSource
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet, stack_batches, tokenize_examples
 from jaxret.data.tokens.packing import (
@@ -197,7 +197,7 @@ def generated_data(encoder: Path) -> TrainingSet:
 
 def real_data(name: str, request: pytest.FixtureRequest) -> TrainingSet:
     data_dir, minilm_dir = (request.getfixturevalue(fixture) for fixture in ("data_dir", "minilm_dir"))
-    examples = read_examples(data_dir / SOURCES[name], "train", Policy("skip"))
+    examples = TrainingSource.open(data_dir / SOURCES[name], "train").read(Policy("skip"))
     return tokenize_examples(examples, TextTokenizer.load(minilm_dir, 256, 256))
 
 

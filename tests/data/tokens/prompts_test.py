@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxret.data.formats import read_examples, read_queries, write_beir
+from jaxret.data.formats import QuerySource, TrainingSource, write_beir
 from jaxret.data.formats.example_writers import write_flag_examples, write_tevatron_first, write_tuples
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.prompts import PRESETS, WEB_SEARCH, read_prompts
@@ -139,14 +139,14 @@ def test_instructions_are_read_and_kept(tmp_path: Path) -> None:
     )
     (beir / "corpus.jsonl").write_text('{"_id": "p", "text": "a song"}\n{"_id": "q", "text": "a rock"}\n')
     (beir / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\tp\t1\n2\tq\t1\n")
-    assert [query.instruction for query in read_queries(beir)] == ["Find songs", ""]
+    assert [query.instruction for query in QuerySource.open(beir).read()] == ["Find songs", ""]
     flag = tmp_path / "train.jsonl"
     flag.write_text('{"query": "music", "pos": ["a song"], "neg": ["a rock"], "prompt": "Find songs"}\n')
-    (example,) = read_examples(flag, "train")
+    (example,) = TrainingSource.open(flag, "train").read()
     assert example.query.instruction == "Find songs"
     for name, write in {"flag": write_flag_examples, "tevatron": write_tevatron_first}.items():
         assert not write(tmp_path / f"{name}.jsonl", [example])["queries' instructions"]
-        assert read_examples(tmp_path / f"{name}.jsonl", "train")[0].query.instruction == "Find songs"
+        assert TrainingSource.open(tmp_path / f"{name}.jsonl", "train").read()[0].query.instruction == "Find songs"
     assert write_tuples(tmp_path / "tuples.tsv", [example])["queries' instructions"] == 1
-    write_beir(tmp_path / "again", [], read_queries(beir), {})
-    assert read_queries(tmp_path / "again" / "queries.jsonl") == read_queries(beir)
+    write_beir(tmp_path / "again", [], QuerySource.open(beir).read(), {})
+    assert QuerySource.open(tmp_path / "again" / "queries.jsonl").read() == QuerySource.open(beir).read()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_examples
+from jaxret.data.formats import TrainingSource
 from jaxret.data.tokens.batches import tokenize_examples
 from jaxret.data.tokens.subset import choose_ids, take_random_queries
 from jaxret.data.tokens.teacher import TeacherScores
@@ -38,7 +38,7 @@ def test_a_subset_larger_than_the_data_is_an_error() -> None:
 
 def test_all_examples_of_the_queries_are_taken(tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path / "encoder"), 12, 24)
-    data = tokenize_examples(read_examples(write_data(tmp_path / "data"), "train"), tokenizer)
+    data = tokenize_examples(TrainingSource.open(write_data(tmp_path / "data"), "train").read(), tokenizer)
     part = take_random_queries(data, 10, 7)
     chosen = choose_ids(data.query_ids, 10, 7)
     rows = [row for row, key in enumerate(data.query_ids) if key in chosen]

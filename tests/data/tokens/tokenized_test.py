@@ -16,8 +16,6 @@ from jaxret.data.formats import (
     DataError,
     Policy,
     TrainingSource,
-    read_corpus,
-    read_examples,
     write_beir,
     write_dpr_examples,
     write_run,
@@ -44,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenized")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
-    write_dpr_examples(folder / "dpr.json", read_examples(folder / "data", "train"))
+    write_dpr_examples(folder / "dpr.json", TrainingSource.open(folder / "data", "train").read())
     write_run(folder / "run.trec", {f"q{i}": [(f"n{i + 1}", 2.0), (f"p{i}", 1.0)] for i in range(30)}, "tag")
     rows = [f'{{"_id": "p{i}", "text": "music {i}"}}\n' for i in range(0, 30, 2)]
     (folder / "imagined.jsonl").write_text("".join(rows))
@@ -83,7 +81,7 @@ def test_a_stored_training_set_equals_one_tokenized_from_text(
     paths: dict[str, Any] = {"path": "data"} | changes
     places: dict[str, Any] = {key: str(root / name) for key, name in paths.items()}
     source = ExampleSource(split="train", on_error="error", **places)
-    examples = read_examples(source.path, "train", negatives_run=source.negatives_run or None)
+    examples = TrainingSource.open(source.path, "train", source.negatives_run or None).read()
     imagined = {f"p{i}": f"music {i}" for i in range(0, 30, 2)} if source.pseudo_queries else None
     expected = tokenize_examples(examples, tokenizer, pseudo_queries=imagined)
     made, _ = load_or_tokenize_examples(source, tokenizer, tmp_path, False, quiet)
@@ -187,7 +185,7 @@ def test_every_file_that_is_read_is_checked_for_changes(root: Path, monkeypatch:
     for path, run in (("data", None), ("data", "run.trec"), ("dpr.json", None)):
         opened.clear()
         arguments: dict[str, Any] = {"negatives_run": None if run is None else root / run}
-        read_examples(root / path, "train", **arguments)
+        TrainingSource.open(root / path, "train", **arguments).read()
         assert opened == set(TrainingSource.open(root / path, "train", **arguments).files)
     assert len(TrainingSource.open(root / "data", "train").files) == 4  # qrels, queries, corpus, answers
 
@@ -218,7 +216,7 @@ def test_a_stored_corpus_equals_one_tokenized_from_text(root: Path, tokenizer: T
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
     corpus.write_text("\n".join([*lines[:5], "{broken", lines[2], *lines[5:]]) + "\n")  # one bad line, one id twice
     scan, cut = Corpus.open(corpus).scan(policy), Truncation("passages", PASSAGE_LENGTH)
-    passages = list(read_corpus(corpus, Policy("skip")))
+    passages = list(Corpus.open(corpus).read(Policy("skip")))
     expected = tokenizer.passages(passages, truncation=cut)
     assert load_tokenized_corpus(Corpus.open(corpus), policy, tokenizer, tmp_path / "stores") is None
     made = load_or_tokenize_corpus(Corpus.open(corpus), scan, policy, tokenizer, tmp_path / "stores", False, quiet)

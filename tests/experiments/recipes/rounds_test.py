@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, read_examples
+from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.data.records import Example, Passage
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
@@ -159,7 +159,9 @@ def test_a_recipe_with_warm_up_rounds_and_a_student(
     steps = ["mine", "train", "encode", "search"]
     names = [f"{name}.{step}" for name in ("warm", "ance-1", "ance-2") for step in steps]
     assert records.keys() == {*names, *(f"student.{step}" for step in steps[1:])}
-    first, second = (read_examples(tmp_path / "run" / "mined" / f"ance-{number}.jsonl") for number in (1, 2))
+    first, second = (
+        TrainingSource.open(tmp_path / "run" / "mined" / f"ance-{number}.jsonl").read() for number in (1, 2)
+    )
     queries = {example.query.id: example.query.text for example in second}
     ranked = best_passages(tmp_path / "run" / "ance-1", tmp_path / "data", queries, BM25["depth"])
     assert all(chosen and chosen <= ranked[query] for query, chosen in negatives(second).items())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxret.configs import config_names, load_stages
-from jaxret.data.formats import Corpus, read_corpus, read_examples
+from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
 from jaxret.experiments.recipes.ledger import Ledger
@@ -484,7 +484,7 @@ def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("questions").mkdir()
     shutil.copy(data / "queries.jsonl", "questions")
     Path("records").mkdir()
-    write_records("records/train.jsonl", {passage.id: passage.text for passage in islice(read_corpus(data), 3)})
+    write_records("records/train.jsonl", {passage.id: passage.text for passage in islice(Corpus.open(data).read(), 3)})
     small = {"encoder.checkpoint": str(encoder), "tokens.query_length": 12, "tokens.passage_length": 24}
     small |= {"data.negatives": 1}
     taught = small | {"data.train": "records", "loss.kl.weight": 1.0}
@@ -611,9 +611,9 @@ def test_two_stages_run_to_the_table(
         cost = read_json(tmp_path / "two" / f"stage{number}" / "eval" / "data.test.json")["cost"]
         assert cost["bytes_per_passage"] > 0
         assert {"encode_ms", "search_ms"} <= cost["latency"].keys()
-    mined = [read_examples(tmp_path / "two" / "mined" / f"stage{number}.jsonl") for number in (1, 2)]
+    mined = [TrainingSource.open(tmp_path / "two" / "mined" / f"stage{number}.jsonl").read() for number in (1, 2)]
     assert [e.negatives for e in mined[0]] != [e.negatives for e in mined[1]]
-    scored = read_examples(tmp_path / "two" / "mined" / "stage2.scored.jsonl")
+    scored = TrainingSource.open(tmp_path / "two" / "mined" / "stage2.scored.jsonl").read()
     assert [(e.query.id, e.negatives) for e in scored] == [(e.query.id, e.negatives) for e in mined[1]]
     own = {e.query.id: dict(zip((p.id for p in e.negatives), e.negative_scores)) for e in mined[1] if e.negative_scores}
     assert own, "the pool is the teacher, so that its scores are known"

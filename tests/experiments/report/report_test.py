@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxret.data.formats import read_corpus, read_queries
+from jaxret.data.formats import Corpus, QuerySource
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.experiments.pictures.canvas import picture_svg
@@ -137,7 +137,7 @@ def test_the_winning_vector_is_that_of_the_search(runs: Path, monkeypatch: pytes
         return tokenize(self, texts)
 
     monkeypatch.setattr(TextTokenizer, "queries", spy_texts)
-    queries, passages = read_queries(runs / "data"), list(read_corpus(runs / "data"))
+    queries, passages = QuerySource.open(runs / "data").read(), list(Corpus.open(runs / "data").read())
     winners = winning_vectors(run, "data.test", queries, {query.id: passages for query in queries})
     assert set(winners.values()) <= set(run.vector_names)
     assert shapes == [(4, 3), (5, 3)]

@@ -14,11 +14,10 @@ import pytest
 
 from jaxret.data.errors import DataError
 from jaxret.data.formats import (
+    Corpus,
+    QuerySource,
+    RankingSource,
     TrainingSource,
-    read_corpus,
-    read_examples,
-    read_queries,
-    read_run,
     write_dpr_examples,
     write_run,
 )
@@ -185,7 +184,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_data(root / "data", train=24, dev=8)
     random = np.random.default_rng(0)
     for split in ("train", "dev"):
-        examples = read_examples(data, split)
+        examples = TrainingSource.open(data, split).read()
         passages = sorted({p.id for e in examples for p in (*e.positives, *e.negatives)})
         rankings = {}
         for example in examples:
@@ -253,7 +252,7 @@ def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) 
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert {"contrastive_loss", "in_batch_accuracy", "tokens_per_second"} <= lines[0].keys()
     metrics = [line for line in lines if "validation/RR@10" in line][-1]
-    examples = read_examples(root / "data", "dev", negatives_run=root / "dev.trec")
+    examples = TrainingSource.open(root / "data", "dev", root / "dev.trec").read()
     reranker = open_reranker(workdir, "last")
     reciprocal, nll = [], []
     for e in examples:
@@ -297,7 +296,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     sources = {"queries": data, "qrels": data, "corpus": data, "split": "dev"}
     job = RerankRequest(out=str(out), workdir=str(workdir), run=str(root / "dev.trec"), k=5, **sources)  # type: ignore[arg-type]
     done = rerank_run(reranker, job, progress=False)
-    before, after = read_run(root / "dev.trec"), read_run(out)
+    before, after = RankingSource.open(root / "dev.trec").read(), RankingSource.open(out).read()
     assert before.keys() == after.keys()
     moved = 0
     for query, ranking in before.items():
@@ -332,9 +331,9 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     assert second["answers"]["mean"].keys() == {"Accuracy@1", "Accuracy@5"}, (
         "the tail, which is not scored, is looked at too"
     )
-    now = read_run(again)
-    texts = {passage.id: passage.text for passage in read_corpus(data)}
-    queries = {query.id: query for query in read_queries(data, split="dev") if query.id in now}
+    now = RankingSource.open(again).read()
+    texts = {passage.id: passage.text for passage in Corpus.open(data).read()}
+    queries = {query.id: query for query in QuerySource.open(data, "dev").read() if query.id in now}
     by_hand = answer_accuracy(now, queries.values(), texts, [1, 5])
     assert second["answers"]["mean"] == by_hand.mean
     with pytest.raises(ValueError, match=r"^R@100 .*100 passages .*dev.trec .*10"):
@@ -398,9 +397,9 @@ def test_written_scores_train_a_retriever(
     source = str(root / "data")
     data = TrainingSource.open(source, "train", root / "train.trec")
     pairs = score_examples(open_teacher(str(workdir), ""), data, out)
-    examples = read_examples(out)
+    examples = TrainingSource.open(out).read()
     assert pairs == len({(e.query.text, p.id) for e in examples for p in (*e.positives, *e.negatives)})
-    originals = read_examples(source, "train", negatives_run=root / "train.trec")
+    originals = TrainingSource.open(source, "train", root / "train.trec").read()
     assert [(e.query.id, e.positives[0].id) for e in examples] == [(e.query.id, e.positives[0].id) for e in originals]
     original = originals[0]
     scores, _ = reranker(
@@ -437,7 +436,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
             blocks.append(len(pairs))
             return np.array([float(len(self.passages[passage].text)) for _, passage in pairs], np.float32)
 
-    examples = read_examples(root / "data", "train", negatives_run=root / "train.trec", targets=False)
+    examples = TrainingSource.open(root / "data", "train", root / "train.trec").read(targets=False)
     write_dpr_examples(tmp_path / "dpr.json", examples)
     assert any(len(example.positives) > 1 for example in examples)
     for source, run, targets in (("dpr.json", "", 1), (str(root / "data"), str(root / "train.trec"), 2)):
@@ -447,7 +446,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
         assert sum(blocks) == pairs
         assert max(blocks) < 9 + max(len(e.positives) + len(e.negatives) for e in examples)
         blocks.clear()
-        records = read_examples(out)
+        records = TrainingSource.open(out).read()
         assert len(records) == sum(min(len(example.positives), targets) for example in examples)
         for e in records:
             assert e.positive_scores == tuple(len(p.text) for p in e.positives)
