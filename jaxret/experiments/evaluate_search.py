@@ -22,6 +22,7 @@ from jaxret.parallel.progress import print_line
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.workdir import Workdir
 from jaxret.search.latency import describe_latency
+from jaxret.storage.atomic import read_json
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.storage.working_copy import require_writable
 
@@ -73,8 +74,8 @@ def plan_evaluation(
         label: label of the search, the last part of file names.
 
     Raises:
-        ValueError: a measure is deeper than k, an answer is not a regular expression, or no query has the answers that
-            are needed.
+        ValueError: a measure is deeper than k, an answer is not a regular expression, no query has the answers that
+            are needed, or the result of another data set has the name of this one.
     """
     measures = choose_measures(options.measures, options.k)
     if options.measures is None and source.judgements and measures.names != MEASURES:
@@ -86,10 +87,26 @@ def plan_evaluation(
     remove = removes_self_matches(options.self_matches, source.dataset)
     name = ".".join(filter(None, (options.name or source.name, options.label, label)))
     run_file, results = workdir.rankings(name), workdir.evaluation(name)
+    _require_same_data(results, dataset)
     for path in (run_file, results):
         require_writable(path.parent)  # an error before the search, not after it
         remove_leftovers(path.parent, age=3600)
     return EvaluationPlan(workdir.name, options, dataset, measures, remove, policy, run_file, results)
+
+
+def _require_same_data(results: Path, dataset: EvaluationQueries) -> None:
+    """Raise ValueError if a file has the evaluation of other data: two folders may have one name. The same sources may
+    have changed, and the same data may have moved."""
+    old = read_json(results).get("provenance", {}).get("dataset") if results.exists() else None
+    if old and old["sha256"] != dataset.digests():
+        old_sources, sources = (
+            " with ".join(filter(None, (values["queries"], values.get("qrels")))) for values in (old, dataset.sources())
+        )
+        if old_sources != sources:
+            raise ValueError(
+                f"{results} is the evaluation of {old_sources}, which that of {sources} would replace: give another "
+                "--name for its files, or delete that file"
+            )
 
 
 def require_answers(source: str, queries: Sequence[Query], measures: MeasureNames, dpr_results: bool = False) -> None:

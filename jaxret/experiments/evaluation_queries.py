@@ -149,13 +149,16 @@ class EvaluationQueries:
             removed: whether self-matches were removed.
             match: how answers are read, "string" or "regex".
         """
-        queries, judgements = shown_message(self.source.queries.source), self.source.judgements
-        values: dict[str, Any] = {"queries": queries, "skipped": dict(policy.skip_counts), "sha256": self.digests()}
+        values: dict[str, Any] = {"skipped": dict(policy.skip_counts), "sha256": self.digests()}
         values |= {"self_matches": "removed" if removed else "kept"}
         values |= {"match": match} if match != "string" else {}
-        if judgements is None:
-            return values
-        return values | {"qrels": shown_message(judgements.source), "split": self.source.split}
+        values |= {"split": self.source.split} if self.source.judgements else {}
+        return self.sources() | values
+
+    def sources(self) -> dict[str, str]:
+        """Return the sources of the queries and of the judgements, as the user named them."""
+        values = {"queries": shown_message(self.source.queries.source)}
+        return values | ({"qrels": shown_message(self.source.judgements.source)} if self.source.judgements else {})
 
 
 def read_evaluation_queries(

@@ -499,6 +499,31 @@ def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> N
         }
 
 
+def test_a_result_replaces_none_of_another_data_set_of_the_same_name(root: Path, tmp_path: Path) -> None:
+    run, data = copied(root, tmp_path / "mine"), tmp_path / "a" / "data"
+    shutil.copytree(root / "data", data)
+
+    def search(folder: Path, name: str = "") -> None:
+        source = EvaluationSource.open(folder, folder)
+        search_files(run, source, EvaluationOptions(k=5, latency=0, name=name), progress=False)
+
+    search(data)
+    copy = tmp_path / "b" / "data"
+    shutil.copytree(data, copy)
+    search(copy)  # the same data, moved
+    judgements = JudgementSource.open(copy, "test").read()[1:]
+    write_beir(copy, list(Corpus.open(copy).read()), QuerySource.open(copy).read(), {"test": judgements})
+    search(copy)  # the same folder, changed
+    kept = {path: path.read_bytes() for path in run.workdir.path.glob("*/data.test.*")}
+    with pytest.raises(ValueError, match="--name") as error:
+        search(data)
+    assert f"{data} with {data} would" in str(error.value)
+    assert f"evaluation of {copy} with {copy}," in str(error.value)
+    assert kept == {path: path.read_bytes() for path in run.workdir.path.glob("*/data.test.*")}
+    search(data, "original")
+    assert (run.workdir / "eval" / "original.json").exists()
+
+
 @pytest.mark.slow
 def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: Path) -> None:
     """On a corpus where every passage is there three times: their scores are equal, and trec_eval orders by id."""
