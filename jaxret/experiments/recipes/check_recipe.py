@@ -29,6 +29,7 @@ from jaxret.mining.training_queries import read_training_queries as training_que
 from jaxret.models.peft_files import adapter_files
 from jaxret.runs.contract import make_contract, require_same_contract
 from jaxret.runs.mismatch import require_equal
+from jaxret.runs.resume import require_same_checkpoint
 from jaxret.runs.run import USES, choose_checkpoint, load_tokenizer, open_checkpoints, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
@@ -113,7 +114,7 @@ def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: Evaluati
             workdir = Workdir(folder / stage.name)
             if workdir.config.exists():  # a run that has begun was checked before, and has copies of its files
                 contracts[stage.name] = read_json(workdir.contract)
-                _check_vectors(stage, workdir)
+                require_same_checkpoint(workdir, stage.config)
                 continue
             contracts[stage.name] = _stage_contract(stage, folder)
             if stage.config.train.start_from:
@@ -221,22 +222,6 @@ def _check_scores(stage: Stage) -> None:
             f"{reader} is set, but {data.train} has no teacher's scores of a query's target and negative: give the "
             "stage a teacher, or set data.teacher_run"
         )
-
-
-def _check_vectors(stage: Stage, workdir: Workdir) -> None:
-    """Raise ContractError if a stage with vectors would train on, or take another checkpoint: the checkpoint of its
-    vectors would be deleted."""
-    if not any(workdir.path.glob("embeddings/*")):
-        return
-    run_keys, stage_keys = _checkpoint_keys(stored_config(workdir)), _checkpoint_keys(stage.config)
-    remedy = f"Its vectors are of that checkpoint. Choose another --workdir, or delete {workdir} to train it again."
-    require_equal(run_keys, stage_keys, str(workdir.config), "the config given", remedy)
-
-
-def _checkpoint_keys(config: ConfigDict) -> dict[str, Any]:
-    """Return the keys that may change on resuming, and that decide which checkpoint a finished run has."""
-    length = "epochs" if config.train.steps < 0 else "steps"
-    return {f"train.{length}": config.train[length], "validation.best": config.validation.best}
 
 
 def _stage_contract(stage: Stage, folder: Path) -> dict[str, Any]:
