@@ -25,7 +25,7 @@ def zstandard_module() -> Any:
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
-    raise ValueError("a .zst file needs a package: pip install backports.zstd")
+    raise ValueError("a .zst file needs a package: pip install 'jaxret[data]'")
 
 
 def detect_compression(path: Path) -> str:

@@ -20,7 +20,7 @@ from jaxret.models.encoders.protocol import EncoderConfig
 
 OPSET, IR_VERSION = 17, 8
 IN_ONE_FILE = 2**31 - 2**20  # a protobuf has less than 2 GiB: above this size, weights are in NAME.data
-INSTALL = "pip install onnx onnxruntime (or jaxret[export])"
+INSTALL = "pip install 'jaxret[export]'"
 
 
 def require_onnx() -> Any:

@@ -20,7 +20,9 @@ def _module(location: Location) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise location.error("missing package", "a parquet file needs a package", "pip install pyarrow") from error
+        raise location.error(
+            "missing package", "a parquet file needs a package", "pip install 'jaxret[data]'"
+        ) from error
     return pyarrow.parquet
 
 

@@ -20,8 +20,7 @@ from jaxret.data.errors import DataError, Location
 from jaxret.data.records import Record
 
 LIBRARIES = {"tfds": "tensorflow_datasets", "irds": "ir_datasets", "hf": "datasets"}
-# Library -> its packages, with the names that pip knows.
-_PACKAGES = {"tfds": "tensorflow-datasets array_record", "irds": "ir_datasets", "hf": "datasets"}
+_EXTRAS = {"tfds": "data", "irds": "irds", "hf": "hf"}  # library -> the extra of jaxret that installs it
 _NAME = re.compile(rf"({'|'.join(LIBRARIES)}):(?=.)")
 
 
@@ -103,7 +102,7 @@ def import_library(path: Path) -> Any:
     try:
         return importlib.import_module(LIBRARIES[library])
     except ImportError as error:
-        remedy = f"pip install {_PACKAGES[library]}"
+        remedy = f"pip install 'jaxret[{_EXTRAS[library]}]'"
         problem = f"{library}: needs a package that is not installed ({error})"
         raise Location(path).error("missing package", problem, remedy) from error
 

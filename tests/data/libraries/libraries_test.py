@@ -218,6 +218,6 @@ def test_a_missing_library(library: str, package: str, tmp_path: Path, monkeypat
     (tmp_path / "x" / "1.0.0" / "dataset_info.json").write_text(
         '{"name": "x", "fileFormat": "array_record", "splits": [{"name": "train"}]}'
     )
-    line = {"irds": "ir_datasets", "hf": "datasets", "tfds": "tensorflow-datasets array_record"}[library]
-    with pytest.raises(DataError, match=rf"package .*; .*{line}"):
+    extra = {"irds": "irds", "hf": "hf", "tfds": "data"}[library]
+    with pytest.raises(DataError, match=rf"package .*; pip install 'jaxret\[{extra}\]'"):
         QuerySource.open(f"{library}:{tmp_path}/x/default/train").read()
