@@ -24,7 +24,7 @@ import numpy as np
 from jaxret.data.errors import Policy
 from jaxret.data.formats.beir import QRELS_KEYS
 from jaxret.data.formats.built_records import FEATURES, OTHER_PASSAGES, PASSAGES, WHOLE_SPLIT
-from jaxret.data.formats.convert import Conversion, CountedRecords
+from jaxret.data.formats.convert import Conversion, CountedRecords, no_records_error
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.libraries import tfds
@@ -58,9 +58,9 @@ def build_data_set(
         ValueError: TFDS does not allow the name or the version, the version exists, or the parent folder does not.
         FileExistsError: the folder is of another kind.
         LockedError: another job builds in the folder.
-        DataError: a bad record.
+        DataError: a bad record, or no record.
     """
-    folder = Path(folder).absolute()
+    folder, policy = Path(folder).absolute(), policy or Policy()
     require_folder_path(folder, "FOLDER")
     _check_names(folder, version)
     work, is_new = temporary_path(folder), not folder.exists()
@@ -70,12 +70,14 @@ def build_data_set(
         try:
             sweep(folder)
             _check_version(folder, version)
-            data = open_data_set(source, split, policy or Policy())
+            data = open_data_set(source, split, policy)
             if bad := [split for split in data.splits if split == "all" or not re.fullmatch(r"[\w-]+", split)]:
                 raise ValueError(f"{source}: TFDS does not allow a split named {bad[0]!r}; rename its files")
             work.mkdir()
             with locked_folder(work):
                 conversion, tables = _Builder(work, folder.name, version, Conversion(data.source)).write(data)
+                if not any(conversion.records.values()):
+                    raise no_records_error(source.path, policy)
                 _publish(work / folder.name, folder, tables, version)
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.errors import Policy
+from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.formats.detect import FORMATS_BY_NAME
@@ -63,12 +63,15 @@ def convert_data(
     Raises:
         ValueError: the format cannot be written, the source does not hold the role, or the output is a file of it.
         FileExistsError: the folder to write is there and not empty.
-        DataError: a bad record.
+        DataError: a bad record, or no record.
     """
     policy = policy or Policy()
     if name in FOLDERS:
         with new_folder(Path(destination)) as folder:
-            return FOLDERS[name](folder, open_data_set(source, split, policy))
+            conversion = FOLDERS[name](folder, open_data_set(source, split, policy))
+            if not any(conversion.records.values()):
+                raise no_records_error(source.path, policy)
+            return conversion
     if name not in WRITERS:
         if name in _ENDINGS:
             raise ValueError(
@@ -84,6 +87,8 @@ def convert_data(
             data = open_role(source, own_role, split)
             records: Any = data.read(policy, targets=False) if isinstance(data, TrainingSource) else data.read(policy)
             items = records if isinstance(records, dict) else CountedRecords(records)
+            if not items:
+                raise no_records_error(source.path, policy)
             losses = write(Path(destination), items)
             if isinstance(data, TrainingSource):
                 losses += _changed_targets(records, not data.first_target_only, FORMATS_BY_NAME[name].every_positive)
@@ -92,6 +97,12 @@ def convert_data(
             return Conversion(data.describe(), {str(destination): len(items)}, losses)
     roles = " or ".join(own_role for own_role in WRITERS[name] if role in ("", own_role)) or role
     raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {roles}")
+
+
+def no_records_error(path: Path, policy: Policy) -> DataError:
+    """Return the error for a source without records, or without good ones."""
+    report = policy.report() and f" ({policy.report()})"
+    return Location(path).error("no records", f"there are no records in it{report}", "give data with some")
 
 
 class CountedRecords:

@@ -424,6 +424,26 @@ def test_unsupported_targets_are_errors(tmp_path: Path) -> None:
     assert policy.skip_counts == {"wrong columns": 1}
 
 
+def test_a_source_without_records_is_an_error(tmp_path: Path) -> None:
+    for name in ("corpus.jsonl", "queries.jsonl", "ranks.tsv"):
+        (tmp_path / name).touch()
+    for source, name in (
+        ("corpus.jsonl", "tevatron.corpus"),
+        ("beir.texts:corpus.jsonl", "beir.texts"),
+        ("trec.run:ranks.tsv", "msmarco.run"),
+        ("", "beir"),
+    ):
+        kind, _, file = source.rpartition(":")
+        path = tmp_path / file
+        with pytest.raises(DataError, match="no records") as error:
+            convert(f"{kind}:{path}" if kind else path, tmp_path / "out", name)
+        assert error.value.location.path == path
+    (tmp_path / "corpus.jsonl").write_text("{\n")
+    with pytest.raises(DataError, match=r"no records.*corpus\.jsonl:1"):
+        convert(f"beir.texts:{tmp_path}/corpus.jsonl", tmp_path / "out", "tevatron.corpus", policy=Policy("skip"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_formats_that_can_be_written() -> None:
     """Those of six families; the others of these are results of a search with texts in them, or scores of pairs."""
     families = {"beir", "tevatron", "dpr", "msmarco", "st", "flag", "trec"}
