@@ -166,7 +166,7 @@ class Gateway:
                 seconds = self._options.body_seconds
                 raise RefusalError(408, f"the request did not arrive in {seconds:g} s", "timeout") from None
         if too_large:
-            raise RefusalError(413, f"the body has more than {limit} bytes", "too_large")
+            raise RefusalError(413, f"the body has more than {limit} bytes, --most_bytes of the server", "too_large")
         return b"".join(parts)
 
     async def _unless_gone(self, request: Request, answer: Awaitable[Response]) -> Response | None:

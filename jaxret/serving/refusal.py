@@ -61,23 +61,26 @@ class Body:
             raise RefusalError(422, f"{name} is {value}; it must be 1 to {limit}")
         return value
 
-    def texts(self, name: str, limit: int, most_characters: int) -> list[str]:
-        """Return a list of texts that are not blank; one text is a list of one.
+    def texts(self, name: str, limit: int, most_characters: int, single: bool = True) -> list[str]:
+        """Return a list of texts that are not blank.
 
         Args:
             name: key.
             limit: largest number of texts.
             most_characters: largest number of characters of a text.
+            single: one text is a list of one, as for OpenAI and TEI; if False, it is an error, as in Python.
 
         Raises:
             RefusalError: no texts, too many, too long ones, or token ids.
         """
         value = self._values.get(name)
         if value is None:
-            raise RefusalError(422, f"{name} is missing: a text, or a list of texts")
+            raise RefusalError(422, f"{name} is missing: {'a text, or ' * single}a list of texts")
+        if isinstance(value, str) and not single:
+            raise RefusalError(422, f"{name} must be a list of texts, not one text: put it in [ ]")
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list) or not values:
-            raise RefusalError(422, f"{name} must be a text, or a list of texts that is not empty")
+            raise RefusalError(422, f"{name} must be {'a text, or ' * single}a list of texts that is not empty")
         if len(values) > limit:
             raise RefusalError(413, f"{name} has {len(values)} texts; a request may have {limit}", "too_many_inputs")
         for number, text in enumerate(values):

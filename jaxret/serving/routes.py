@@ -265,7 +265,7 @@ class Routes:
     async def _search(self, request: Request, body: Body) -> Response:
         body.require_keys("queries", "k", "filter", "texts", "model")
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /search needs")
-        queries = body.texts("queries", self._options.most_inputs, self._options.most_characters)
+        queries = body.texts("queries", self._options.most_inputs, self._options.most_characters, single=False)
         k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
         hits = len(queries) * min(k, model.passages)
         self._allow(hits, "hits")

@@ -87,7 +87,7 @@ def try_every_verb(tiny: Tiny, folder: Path, trials: Trials) -> None:
         done = run("jaxret/__main__.py", *verb_words(name), *arguments)
         trials.count(done.returncode == 0, f"{name} in {folder.name[:20]!r}: {done.output}")
     with running(folder.parent / "stderr", str(folder / "run"), "--batch=4", "--corpus=data") as server:
-        status, answer = server.ask("/search", {"queries": "river stone", "k": 2})
+        status, answer = server.ask("/search", {"queries": ["river stone"], "k": 2})
         trials.count(status == 200 and len(answer["results"][0]) == 2, f"serve in {folder.name[:20]!r}: {answer}")
     steps = {path.name for path in (folder / "run" / "checkpoints").iterdir()}
     trials.count("5" in steps and len(steps) <= 2, f"checkpoints {steps}")

@@ -137,9 +137,9 @@ def test_what_a_web_page_may_send_is_refused(counters: Counters) -> None:
 
 
 def test_texts_and_counts_of_a_request_are_limited() -> None:
-    def problem(value: object, **limits: int) -> int:
+    def problem(value: object, limit: int = 2, most_characters: int = 3) -> int:
         with pytest.raises(RefusalError) as refusal:
-            Body({"x": value}).texts("x", **{"limit": 2, "most_characters": 3} | limits)
+            Body({"x": value}).texts("x", limit, most_characters)
         return refusal.value.status
 
     assert Body({"x": ["a", "abc"]}).texts("x", 2, 3) == ["a", "abc"]

@@ -143,7 +143,7 @@ def test_a_filter_is_opened_in_the_thread_of_filters_alone(device: DeviceThread)
     endpoint = routes.endpoints()["POST", "/search"]
 
     async def run() -> list[Any]:
-        bodies = [Body({"queries": "x", "filter": {"number": str(number)}}) for number in range(12)]
+        bodies = [Body({"queries": ["x"], "filter": {"number": str(number)}}) for number in range(12)]
         searches = [asyncio.ensure_future(endpoint(Request(scope("POST")), body)) for body in bodies]
         await asyncio.sleep(0.3)
         assert len(opened) == 4
@@ -176,12 +176,12 @@ def test_opening_filters_does_not_block_other_requests(
     search = routes.endpoints()["POST", "/search"]
 
     async def run() -> tuple[int, int]:
-        body = {"queries": "x", "filter": {"colour": "red"}}
+        body = {"queries": ["x"], "filter": {"colour": "red"}}
         searches = [asyncio.ensure_future(search(Request(scope("POST")), Body(body))) for _ in range(60)]
         await asyncio.sleep(0.2)
         try:
             number = await asyncio.wait_for(run_in_threadpool(lambda: 7), 10)
-            answer = await asyncio.wait_for(search(Request(scope("POST")), Body({"queries": "x"})), 30)
+            answer = await asyncio.wait_for(search(Request(scope("POST")), Body({"queries": ["x"]})), 30)
             return number, answer.status_code
         finally:
             for one in searches:

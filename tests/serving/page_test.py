@@ -119,7 +119,7 @@ def test_filters_two_runs_and_the_link(page: Any, server: Running) -> None:
     assert any(" → " in text for text in texts(page, "section:last-child .chip")), "tokens that won"
     assert texts(page, "li .only"), "passages that one of them has are named"
     shown = texts(page, "li h3")
-    _, answer = server.ask("/search", {"queries": "paper light", "filter": {"colour": "red"}, "model": "mlr"})
+    _, answer = server.ask("/search", {"queries": ["paper light"], "filter": {"colour": "red"}, "model": "mlr"})
     assert shown[:10] == [hit["title"] for hit in answer["results"][0]]
     link = page.current_url
     page.get("about:blank")

@@ -108,7 +108,7 @@ def test_search_by_filters(server: Running, runs: Path) -> None:
         "value": "no passage has one of the values of filter; GET /fields lists values",
     }.items():
         body = {"colour": "colour", "shape": {"shape": "round"}, "value": {"colour": "mauve"}}[wrong]
-        status, answer = server.ask("/search", {"queries": "x", "filter": body})
+        status, answer = server.ask("/search", {"queries": ["x"], "filter": body})
         assert (status, answer["error"]["message"]) == (422, sentence)
 
 
@@ -264,19 +264,21 @@ def test_info_and_metrics(server: Running) -> None:
         ("/v1/embeddings", b"{", 400, "double quotes: line 1 column 2"),
         ("/v1/embeddings", b"[" * 100_000, 400, "the body is not JSON"),
         ("/v1/embeddings", b'{"input": "\\ud800"}', 422, "half of a surrogate pair at character 1"),
-        ("/search", b'{"queries": "x", "filter": {"\\ud800": 1}}', 422, "filter.'\\ud800' is 1; it must be a text"),
-        ("/search", b'{"queries": "x", "k": "\\ud800"}', 422, "k is '\\ud800'; it must be a whole number"),
+        ("/search", b'{"queries": ["x"], "filter": {"\\ud800": 1}}', 422, "filter.'\\ud800' is 1; it must be a text"),
+        ("/search", b'{"queries": ["x"], "k": "\\ud800"}', 422, "k is '\\ud800'; it must be a whole number"),
         ("/embed", {"inputs": "x " * 60, "truncate": False, "model": "dual"}, 413, "more than 24 tokens"),
         ("/embed", {"inputs": "x", "truncation_direction": "left"}, 422, "must be one of right"),
         ("/embed_sparse", {"inputs": "x"}, 424, "mlr has dense vectors"),
         ("/rerank", {"query": "x", "texts": ["y"], "model": "mlr"}, 424, "mlr is not a cross-encoder"),
         ("/rerank", {"texts": ["y"]}, 422, "query is blank"),
-        ("/search", {"queries": "x", "k": 0}, 422, "k is 0; it must be 1 to 1000"),
-        ("/search", {"queries": "x", "k": 1001}, 422, "k is 1001; it must be 1 to 1000"),
-        ("/search", {"queries": "x", "k": True}, 422, "k is True; it must be a whole number"),
+        ("/search", {"queries": "x"}, 422, "queries must be a list of texts, not one text: put it in [ ]"),
+        ("/search", {}, 422, "queries is missing: a list of texts"),
+        ("/search", {"queries": ["x"], "k": 0}, 422, "k is 0; it must be 1 to 1000"),
+        ("/search", {"queries": ["x"], "k": 1001}, 422, "k is 1001; it must be 1 to 1000"),
+        ("/search", {"queries": ["x"], "k": True}, 422, "k is True; it must be a whole number"),
         (
             "/search",
-            {"queries": "x", "filters": {}},
+            {"queries": ["x"], "filters": {}},
             422,
             "'filters' is not a key of this request; did you mean filter",
         ),
@@ -289,7 +291,7 @@ def test_info_and_metrics(server: Running) -> None:
             422,
             "title holds half of a surrogate pair",
         ),
-        ("/search/", {"queries": "x"}, 404, "there is no such path"),
+        ("/search/", {"queries": ["x"]}, 404, "there is no such path"),
     ],
 )
 def test_a_bad_request_is_one_sentence(server: Running, path: str, body: Any, status: int, message: str) -> None:
@@ -311,12 +313,12 @@ def test_methods_paths_hosts_and_kinds_of_content(server: Running, runs: Path) -
         with connection.getresponse() as response:
             assert (response.status, response.headers["allow"]) == (405, allowed)
         connection.close()
-    assert server.ask("/search", {"queries": "x"}, {"content-type": "text/plain"})[0] == 415
-    assert server.ask("/search", {"queries": "x"}, {"host": "evil.example"})[0] == 403
-    assert server.ask("/search", {"queries": "x"}, {"host": "localhost:1"})[0] == 200
-    assert server.ask("/search", {"queries": "x"}, {"host": "127.0.0.2:8080"})[0] == 200
-    assert server.ask("/search", {"queries": "x"}, {"host": "[::1]:8080"})[0] == 200
-    assert server.ask("/search", {"queries": "x"}, {"host": "127.0.0.1.evil.example"})[0] == 403
+    assert server.ask("/search", {"queries": ["x"]}, {"content-type": "text/plain"})[0] == 415
+    assert server.ask("/search", {"queries": ["x"]}, {"host": "evil.example"})[0] == 403
+    assert server.ask("/search", {"queries": ["x"]}, {"host": "localhost:1"})[0] == 200
+    assert server.ask("/search", {"queries": ["x"]}, {"host": "127.0.0.2:8080"})[0] == 200
+    assert server.ask("/search", {"queries": ["x"]}, {"host": "[::1]:8080"})[0] == 200
+    assert server.ask("/search", {"queries": ["x"]}, {"host": "127.0.0.1.evil.example"})[0] == 403
     for path in (
         "/../config.json",
         "/..%2f..%2fetc/passwd",
@@ -336,18 +338,18 @@ def test_unexpected_errors_reveal_no_paths(runs: Path, tmp_path: Path) -> None:
     shutil.copyfile(runs / "corpus.jsonl", corpus)
     Index.build(Retriever.open(tmp_path / "dual"), corpus, "moved", progress=False)
     with running(tmp_path / "stderr", str(tmp_path / "dual"), "--corpus=moved", "--batch=1") as server:
-        assert server.ask("/search", {"queries": "x"})[0] == 200
+        assert server.ask("/search", {"queries": ["x"]})[0] == 200
         corpus.rename(tmp_path / "elsewhere.jsonl")
-        status, answer = server.ask("/search", {"queries": "x"})
+        status, answer = server.ask("/search", {"queries": ["x"]})
         assert status == 503
         assert re.fullmatch(
             r'the corpus cannot be read \(the log has the cause as request \w{16}\); "texts": false needs no texts',
             answer["error"]["message"],
         )
-        assert server.ask("/search", {"queries": "x", "texts": False})[0] == 200
+        assert server.ask("/search", {"queries": ["x"], "texts": False})[0] == 200
         for path, body in {
             "/explain": {"query": "x", "passage_id": "p1"},
-            "/search": {"queries": "x", "texts": False, "filter": {"colour": "red"}},
+            "/search": {"queries": ["x"], "texts": False, "filter": {"colour": "red"}},
             "/fields": None,
         }.items():
             status, answer = server.ask(path, body)
@@ -398,7 +400,7 @@ def test_a_run_without_vectors_and_a_corpus_without_texts(runs: Path, tmp_path: 
     untrained_run(tmp_path / "bare", runs / "encoder", runs / "data")
     assert "has no encoded corpus; jaxret encode" in refused(str(tmp_path / "bare"))
     with running(tmp_path / "stderr", str(tmp_path / "bare"), "--nosearch", "--batch=1") as server:
-        status, answer = server.ask("/search", {"queries": "x"})
+        status, answer = server.ask("/search", {"queries": ["x"]})
         assert (status, answer["error"]["code"]) == (404, "no_corpus")
         assert server.ask("/v1/embeddings", {"input": "x"})[0] == 200
         assert server.stop() == (0, "stopped\n")
@@ -419,7 +421,10 @@ def connect(server: Running) -> socket.socket:
 
 def test_a_huge_body(server: Running) -> None:
     status, answer = server.ask("/search", b" " * (9 * 2**20))
-    assert (status, answer["error"]["message"]) == (413, "the body has more than 8388608 bytes")
+    assert (status, answer["error"]["message"]) == (
+        413,
+        "the body has more than 8388608 bytes, --most_bytes of the server",
+    )
     with connect(server) as client:  # in pieces, without a length
         client.sendall(b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         client.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
@@ -428,7 +433,7 @@ def test_a_huge_body(server: Running) -> None:
             client.sendall(piece)
         client.sendall(b"0\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 413")
-    assert server.ask("/search", {"queries": "x"})[0] == 200
+    assert server.ask("/search", {"queries": ["x"]})[0] == 200
 
 
 def test_slow_clients_are_disconnected_and_block_nobody(server: Running) -> None:
@@ -444,7 +449,7 @@ def test_slow_clients_are_disconnected_and_block_nobody(server: Running) -> None
             clients[2].sendall(b" ")
         except OSError:
             break
-        assert server.ask("/search", {"queries": "x"})[0] == 200
+        assert server.ask("/search", {"queries": ["x"]})[0] == 200
         time.sleep(0.3)
     answers = [read_all(client) for client in clients]
     assert [answer[:12] for answer in answers] == [b"", b"HTTP/1.1 408", b"HTTP/1.1 408", b""]
@@ -475,7 +480,7 @@ def test_requests_of_dead_clients_are_not_computed(server: Running) -> None:
     while "jaxret_waiting_texts 0.0" not in server.ask("/metrics")[1]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert server.ask("/search", {"queries": "x"})[0] == 200
+    assert server.ask("/search", {"queries": ["x"]})[0] == 200
     assert 499 in {entry.get("status") for entry in server.log}
 
 
@@ -497,9 +502,14 @@ def test_a_token(runs: Path, tmp_path: Path) -> None:
     with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1", JAXRET_TOKEN="sesame") as server:
         right, wrong = {"authorization": "Bearer sesame"}, {"authorization": "Bearer sesam"}
         for headers in ({}, wrong, {"authorization": "sesame"}):
-            for path, body in (("/search", {"queries": "x"}), ("/metrics", None), ("/info", None), ("/nowhere", None)):
+            for path, body in (
+                ("/search", {"queries": ["x"]}),
+                ("/metrics", None),
+                ("/info", None),
+                ("/nowhere", None),
+            ):
                 assert server.ask(path, body, headers)[0] == 401
-        assert server.ask("/search", {"queries": "x"}, right | {"host": "gpu.example"})[0] == 200
+        assert server.ask("/search", {"queries": ["x"]}, right | {"host": "gpu.example"})[0] == 200
         assert server.ask("/health")[0] == server.ask("/")[0] == 200
         assert "sesame" not in server.stderr.read_text()
 
