@@ -121,7 +121,8 @@ def load_or_tokenize_examples(
         policy = Policy(source.on_error)
         examples = source.data.read(policy)
         if not examples:
-            problem = f"it has no training example{policy.report() and f' ({policy.report()})'}"
+            split = f" of the split {source.split!r}" * source.data.is_folder
+            problem = f"it has no training example{split}{policy.report() and f' ({policy.report()})'}"
             remedy = "an example is a query with a relevant passage: give a file or a split with some (docs/data.md)"
             raise Location(source_path(source.path)).error("no examples", problem, remedy)
         if source.teacher_run:

@@ -204,6 +204,14 @@ def test_missing_files(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_split_without_examples_is_named(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    (data / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n")
+    source = ExampleSource(str(data), "dev", "error")
+    with pytest.raises(DataError, match=r"training example.*'dev'"):
+        load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, quiet)
+
+
 def test_a_file_without_examples_is_named(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     source = ExampleSource(str(tmp_path / "empty.jsonl"), "train", "error")
