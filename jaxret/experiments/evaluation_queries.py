@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.formats import (
+    DataSource,
     JudgementSource,
     Policy,
     QuerySource,
@@ -51,7 +52,11 @@ class EvaluationSource:
             qrels: folder, file or named set with judgements; "" for none.
             split: split to read, where a source is a folder.
         """
-        return cls(QuerySource.open(queries, split), JudgementSource.open(qrels, split) if qrels else None)
+        data = DataSource.open(queries)
+        if not qrels:
+            return cls(QuerySource.of(data, split), None)
+        judged = data if str(qrels) == str(queries) else DataSource.open(qrels)  # one file may have both
+        return cls(QuerySource.of(data, split), JudgementSource.of(judged, split))
 
     @property
     def dataset(self) -> str:

@@ -11,6 +11,7 @@ from jaxret.configs import shared_options
 from jaxret.configs.options import option
 
 if TYPE_CHECKING:
+    from jaxret.data.formats.rankings import RankingSource
     from jaxret.experiments.evaluation_queries import EvaluationSource
 
 
@@ -64,9 +65,25 @@ class FuseJob:
 
         return EvaluationSource.open(self.queries, self.qrels, self.split) if self.queries else None
 
+    @cached_property
+    def rankings(self) -> tuple[RankingSource, ...]:
+        """The run files to fuse. Raises DataError for one that is missing or has no rankings."""
+        return _open_rankings(self.runs)
+
+    @cached_property
+    def tune_rankings(self) -> tuple[RankingSource, ...]:
+        """The run files of the queries of tuning. Raises DataError as `rankings` does."""
+        return _open_rankings(self.tune_runs)
+
     @property
     def removes_self_matches(self) -> bool:
         """Whether passages with the id of their query are left out; "auto" decides by the name of the data set."""
         from jaxret.evaluation.self_matches import removes_self_matches
 
         return removes_self_matches(self.self_matches, self.source.dataset if self.source else "")
+
+
+def _open_rankings(files: Sequence[str]) -> tuple[RankingSource, ...]:
+    from jaxret.data.formats.rankings import RankingSource  # it imports all formats
+
+    return tuple(map(RankingSource.open, files))

@@ -46,17 +46,20 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     job = replace(job, method=job.method or next(iter(FUSION_METHODS)))
     _check_files(job)
     # Before the work: a mistyped path is an error at once.
+    judged = JudgementSource.open(job.tune_qrels, job.tune_split) if job.tune_runs else None
+    sources = [("a run that is fused", source.data) for source in job.rankings]
+    sources += [("what the weights are tuned on", source.data) for source in job.tune_rankings]
+    _check_output(job, [*sources, *([("the judgements", judged.data)] if judged else [])])
     evaluation_queries = read_evaluation_queries(job.source, Policy()) if job.source else None
-    tune_judgements = list(JudgementSource.open(job.tune_qrels, job.tune_split).read()) if job.tune_runs else []
-    sources = list(map(RankingSource.open, job.runs))
-    runs = [_read_rankings(source, job.removes_self_matches) for source in sources]
+    tune_judgements = judged.read() if judged else []
+    runs = [_read_rankings(source, job.removes_self_matches) for source in job.rankings]
     _report_missing(job.runs, runs)
     weights, tuning_record = _choose_weights(job, tune_judgements)
     rankings = fuse(runs, job.method, weights, job.k)
     names = [Path(run).stem for run in job.runs]
     if len(set(names)) < len(names):  # files of one name in several folders
         names = list(job.runs)
-    files = {shown_message(str(run)): sha256_file(file) for run in sources for file in run.files}
+    files = {shown_message(str(run)): sha256_file(file) for run in job.rankings for file in run.files}
     provenance = {"runs": files, "weights": list(weights), **tuning_record}
     return _write_fusion(job, dict(zip(names, runs, strict=True)), rankings, provenance, evaluation_queries)
 
@@ -71,13 +74,13 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     _check_job(job)
     if not job.source:
         raise ValueError("folders of systems are searched: give --queries")
+    tuning = EvaluationSource.open(job.tune_runs[0], job.tune_qrels, job.tune_split) if job.tune_runs else None
+    sources = [("a run that is fused", DataSource.open(run)) for run in job.runs]
+    _check_output(job, [*sources, *(_data_of(tuning) if tuning else [])])
     weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
     evaluation_queries = read_evaluation_queries(job.source, Policy())
-    tune_queries = None  # they are read before the systems are opened, too
-    if job.tune_runs:
-        source = EvaluationSource.open(job.tune_runs[0], job.tune_qrels, job.tune_split)
-        tune_queries = read_evaluation_queries(source, Policy())
+    tune_queries = read_evaluation_queries(tuning, Policy()) if tuning else None  # before the systems are opened, too
     parts = open_systems(job.runs, job.encoded_name)
     systems: list[ScoringSystem] = [part.system for part in parts]
     if job.removes_self_matches:
@@ -177,14 +180,22 @@ def _check_job(job: FuseJob) -> None:
         raise ValueError("--measures needs --qrels, or --tune: without judgements nothing is measured")
     for measure in job.measures:
         parse_measure(measure)
-    paths = [("a run that is fused", run) for run in job.runs]
-    paths += [("the queries", job.queries), ("the judgements", job.qrels), ("the judgements", job.tune_qrels)]
-    paths += [("what the weights are tuned on", run) for run in job.tune_runs]
-    paths += [(f"the corpus of {run}", corpus) for run in job.runs for corpus in encoded_sources(Path(run))]
-    sources = [(description, DataSource.open(path)) for description, path in paths if path]
+
+
+def _check_output(job: FuseJob, sources: Sequence[tuple[str, DataSource]]) -> None:
+    """Raise ValueError if an output is a file of a source. `sources` are those of runs and of tuning."""
+    corpora = {corpus: f"the corpus of {run}" for run in job.runs for corpus in encoded_sources(Path(run))}
+    sources = [*sources, *((name, DataSource.open(corpus)) for corpus, name in corpora.items())]
+    sources += _data_of(job.source) if job.source else []
     for path in (job.out, evaluation_path(job.out)):
         require_other_output(path, sources, (job.split, job.tune_split))
     require_writable(Path(job.out).absolute().parent)
+
+
+def _data_of(source: EvaluationSource) -> list[tuple[str, DataSource]]:
+    """Return the sources of queries and judgements, each with a description."""
+    judgements = [("the judgements", source.judgements.data)] if source.judgements else []
+    return [("the queries", source.queries.data), *judgements]
 
 
 def _choose_weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tuple[float, ...], dict[str, Any]]:
@@ -192,12 +203,14 @@ def _choose_weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tupl
     if not job.tune_runs:
         return tuple(job.weights) or (1.0,) * len(job.runs), {}
     measure = parse_measure(job.measures[0]).name
-    sources = list(map(RankingSource.open, job.tune_runs))
     weights, value = tune_weights(
-        [_read_rankings(source, job.removes_self_matches) for source in sources], judgements, measure, job.method
+        [_read_rankings(source, job.removes_self_matches) for source in job.tune_rankings],
+        judgements,
+        measure,
+        job.method,
     )
     print(f"weights {', '.join(f'{weight:g}' for weight in weights)}: {measure} {value:.4f} on {job.tune_qrels}")
-    digests = [sha256_file(path) for source in sources for path in source.files]
+    digests = [sha256_file(path) for source in job.tune_rankings for path in source.files]
     return weights, {"tuned_on": {"runs": digests, "measure": measure, "value": round(value, 4)}}
 
 

@@ -13,6 +13,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from jaxret.mining.pools import (
     RunPool,
     is_run_folder,
     pool_parent,
+    rankings_parent,
 )
 from jaxret.mining.training_queries import (
     TrainingQueries,
@@ -85,6 +87,12 @@ class MiningJob:
     workers: RayWorkers | None = None  # that search the corpora of runs in place of this process
     explicit_fields: tuple[str, ...] = ()  # names of the flags on the command line
 
+    @cached_property
+    def rankings(self) -> dict[str, RankingSource]:
+        """The files of rankings by the names of pools and teacher. Raises DataError for one without rankings."""
+        names = [pool for pool in self.pools if pool != BM25_NAME and not is_run_folder(pool)]
+        return {name: RankingSource.open(name) for name in filter(None, dict.fromkeys([*names, self.teacher]))}
+
     @property
     def judged(self) -> bool:
         """Whether the positives are the training queries' (not retrieved passages)."""
@@ -121,7 +129,7 @@ def mine_negatives(job: MiningJob) -> MiningResult:
         )
     with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
         pools, texts, origin = open_pools(job, questions, policy, Path(folder))
-        teacher = RankingFilePool(job.teacher, policy) if job.teacher else None
+        teacher = RankingFilePool(job.rankings[job.teacher], policy) if job.teacher else None
         for source in (*pools, *([teacher] if teacher else [])):
             if isinstance(source, RankingFilePool):
                 source.require_queries([entry.query for entry in questions.queries], job.data.source)
@@ -158,12 +166,15 @@ def require_same_sources(job: MiningJob) -> None:
     record, policy = parents_path(Path(job.out)), Policy(job.on_error)
     content = read_with_digest(record)
     sources = {name: content[name]["sha256"] for name in ("file", "queries", "corpus")}
-    names = (*job.pools, *([job.teacher] if job.teacher else []))
+    names, rankings = (*job.pools, *([job.teacher] if job.teacher else [])), job.rankings
     current = {
         "file": sha256_file(Path(job.out)),
         "queries": _read_queries(job, policy).digest(),
         "corpus": job.corpus.scan(policy).sha256,
-        "pools": [pool_parent(name, job.encoded_name) for name in names],
+        "pools": [
+            rankings_parent(rankings[name]) if name in rankings else pool_parent(name, job.encoded_name)
+            for name in names
+        ],
         **_settings_record(job),
     }
     sources |= {name: content[name] for name in current.keys() - sources.keys()}
@@ -199,11 +210,11 @@ def require_settings(job: MiningJob) -> None:
         raise ValueError(f"--encoded={job.encoded_name} is the corpus of a run, and no pool is one: remove it")
     ranking_files = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
     if job.teacher:
-        RankingSource.open(job.teacher).require_scores("the scores of a teacher")
+        job.rankings[job.teacher].require_scores("the scores of a teacher")
     for pool in ranking_files if job.settings.limit and not job.teacher else ():
-        RankingSource.open(pool).require_scores(f"scores to compare (--{job.settings.limit})")
-    sources = [("a pool", DataSource.open(pool)) for pool in ranking_files]
-    sources += [("the teacher", DataSource.open(job.teacher))] if job.teacher else []
+        job.rankings[pool].require_scores(f"scores to compare (--{job.settings.limit})")
+    sources = [("a pool", job.rankings[pool].data) for pool in ranking_files]
+    sources += [("the teacher", job.rankings[job.teacher].data)] if job.teacher else []
     sources += [("the corpus", job.corpus.data)] if job.corpus else []
     for pool in runs if not job.corpus else ():
         encoded_corpus = open_encoded(corpus_folder(Workdir(pool), job.encoded_name, "--encoded"), verify=False)
@@ -257,7 +268,7 @@ def open_pools(
         elif is_run_folder(name):
             pools.append(RunPool(name, job.encoded_name, positives, workers=job.workers))
         else:
-            pools.append(RankingFilePool(name, policy))
+            pools.append(RankingFilePool(job.rankings[name], policy))
     names = [pool.name for pool in pools if pool.has_bound is False and not job.teacher]
     if job.settings.share is not None and names:
         raise _no_bound(job.settings.share, names[0])

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxret.data.errors import Location, Policy
@@ -150,19 +149,18 @@ class RankingFilePool:
 
     has_bound: bool | None = None
 
-    def __init__(self, source: str, policy: Policy) -> None:
+    def __init__(self, source: RankingSource, policy: Policy) -> None:
         """Raise DataError for bad records, and for a query whose lines are not consecutive."""
-        self.name, self._source = source, source
-        run = RankingSource.open(source)
-        self.ranks_alone = run.without_scores
+        self.name, self._source = source.source, source
+        self.ranks_alone = source.without_scores
         self._offsets: dict[str, int] = {}
         self._texts: dict[str, str] = {}  # of queries, if the format has them; ids may then be row numbers
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the pool)
-        for query, lines in groupby(run.read_lines(policy), key=lambda line: line.query_id):
+        for query, lines in groupby(source.read_lines(policy), key=lambda line: line.query_id):
             ranking = rank_lines(lines, policy)[query]
             if query in self._offsets:
                 description = f"the lines of query {query!r} are not together"
-                location = Location(Path(source), ranking[0].location.line)
+                location = Location(source.file.path, ranking[0].location.line)
                 raise location.error("scattered query", description, "sort them by query")
             self._offsets[query] = self._file.tell()
             if ranking[0].query_text:
@@ -201,18 +199,21 @@ class RankingFilePool:
         return results
 
     def parent(self) -> dict[str, Any]:
-        return pool_parent(self._source)
+        return rankings_parent(self._source)
+
+
+def rankings_parent(source: RankingSource) -> dict[str, Any]:
+    """Return the record of a pool of rankings, with digests, for JSON."""
+    return {"pool": source.source, "files": {str(path): sha256_file(path) for path in source.files}}
 
 
 def pool_parent(name: str, encoded_name: str = "") -> dict[str, Any]:
-    """Return the record of a pool, with digests, for JSON, without opening the pool.
+    """Return the record of BM25 or of a run, with digests, for JSON, without opening the pool.
 
     Raises CheckpointError for a run without a checkpoint, and as `corpus_folder` does. encoded_name: of a run.
     """
     if name == BM25_NAME:
         return {"pool": name, **asdict(BM25Settings())}
-    if not is_run_folder(name):
-        return {"pool": name, "files": {str(path): sha256_file(path) for path in RankingSource.open(name).files}}
     workdir = Workdir(name)
     checkpoint = find_best_checkpoint(workdir, config_of_task(workdir, "retrieval"))
     encoded_corpus = open_encoded(corpus_folder(workdir, encoded_name, "--encoded"), verify=False)

@@ -542,9 +542,9 @@ def test_a_run_file_whose_queries_are_scattered(tmp_path: Path) -> None:
     lines = ["q1 Q0 a 1 3.0 t", "q2 Q0 a 1 3.0 t", "q1 Q0 b 2 2.0 t"]
     (tmp_path / "a.trec").write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match=r"a\.trec:3: .*'q1' .*together"):
-        RankingFilePool(str(tmp_path / "a.trec"), Policy())
+        RankingFilePool(RankingSource.open(tmp_path / "a.trec"), Policy())
     (tmp_path / "a.trec").write_text("\n".join([*lines[::2], lines[1]]) + "\n")
-    pool = RankingFilePool(str(tmp_path / "a.trec"), Policy())
+    pool = RankingFilePool(RankingSource.open(tmp_path / "a.trec"), Policy())
     assert pool.ranking("q1") == [("a", 3.0), ("b", 2.0)]
     assert pool.ranking("q3") == []
 

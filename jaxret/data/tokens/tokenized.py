@@ -60,6 +60,11 @@ class ExampleSource:
         """The opened pseudo-queries. Raises DataError if there are none."""
         return QuerySource.open(self.pseudo_queries)
 
+    @cached_property
+    def teacher_data(self) -> RankingSource:
+        """The opened run of the teacher. Raises DataError if it has no rankings."""
+        return RankingSource.open(self.teacher_run)
+
     def extra_files(self) -> list[Path]:
         """Return the files of pseudo-queries and of the teacher's run.
 
@@ -69,9 +74,8 @@ class ExampleSource:
         if self.pseudo_queries:
             files += self.pseudo_query_data.files
         if self.teacher_run:
-            teacher = RankingSource.open(self.teacher_run)
-            teacher.require_scores("a teacher's scores")
-            files += teacher.files
+            self.teacher_data.require_scores("a teacher's scores")
+            files += self.teacher_data.files
         return files
 
     def files(self) -> list[Path]:
@@ -126,7 +130,7 @@ def load_or_tokenize_examples(
             remedy = "an example is a query with a relevant passage: give a file or a split with some (docs/data.md)"
             raise Location(source_path(source.path)).error("no examples", problem, remedy)
         if source.teacher_run:
-            examples = add_run_scores(examples, source.teacher_run, source.path, policy)
+            examples = add_run_scores(examples, source.teacher_data, source.path, policy)
         if source.scores and TeacherScores.from_examples(examples) is None:
             where = Location(source_path(source.teacher_run or source.path))
             problem = "no example has a teacher's scores of its target and of a negative"
@@ -152,17 +156,18 @@ def load_or_tokenize_examples(
     return _training_set(store, tokenizer, source), store.facts["report"]
 
 
-def add_run_scores(examples: Iterable[Example], run: str, data: str, policy: Policy) -> list[Example]:
+def add_run_scores(examples: Iterable[Example], run: RankingSource, data: str, policy: Policy) -> list[Example]:
     """Return the examples with the scores of a run. Ids of queries and passages join the two.
 
     Args:
-        run: TREC run or results file with scores.
+        examples: the examples.
+        run: rankings with scores.
         data: name of the examples' data set, for the error.
 
     Raises:
         DataError: the run has another text for a query id. This happens if ids are row numbers of different files.
     """
-    run_lines = RankingSource.open(run).read_ranked(policy)
+    run_lines = run.read_ranked(policy)
 
     def scored(example: Example) -> Example:
         query, lines = example.query, run_lines.get(example.query.id, [])

@@ -116,7 +116,6 @@ SOURCE_DOORS = {
     "experiments/sweeps/run_sweep.py": "the data of the reports of diversity",
     "experiments/vector_diversity.py": "the source is a data set or training records",
     "mining/mining_job.py": "the files of pools",
-    "mining/pools.py": "the file of a pool",
     "mining/training_queries.py": "the source has examples or queries alone",
     "training/config_sources.py": "keys of a config",
 }
@@ -283,6 +282,69 @@ def test_an_evaluation_detects_queries_and_judgements_once(
     for counts in (openings, samples):
         assert [counts[name] for name in ("queries.jsonl", "test.tsv")] == [1, 1], counts
     assert passes == {str(root / "data"): 1}
+
+
+def test_one_file_of_queries_and_judgements_is_detected_once(
+    root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    write_dpr_examples(tmp_path / "dev.json", TrainingSource.open(root / "data", "train").read(targets=False))
+    source = EvaluationSource.open(tmp_path / "dev.json", str(tmp_path / "dev.json"))
+    assert source.read(Policy()).judgements
+    assert (openings["dev.json"], samples["dev.json"]) == (1, 1)
+
+
+def test_a_repeated_fusion_detects_its_runs_and_judgements_once(
+    root: Path, rankings: str, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    names = ["two.trec", "tuned-1.trec", "tuned-2.trec"]
+    second, *tuned = [shutil.copyfile(rankings, tmp_path / name) for name in names]
+    judgements = shutil.copyfile(root / "data" / "qrels" / "test.tsv", tmp_path / "tuning.tsv")
+    runs, tuning, data = (rankings, str(second)), tuple(map(str, tuned)), str(root / "data")
+    for _ in range(2):  # the second output replaces the first
+        openings.clear()
+        samples.clear()
+        out = str(tmp_path / "fused.trec")
+        fuse_runs(FuseJob(runs, out, queries=data, qrels=data, tune_runs=tuning, tune_qrels=str(judgements)))
+    for counts in (openings, samples):
+        assert [counts[name] for name in ("one.trec", *names, "tuning.tsv", "queries.jsonl")] == [1] * 6, counts
+
+
+def test_repeated_mining_detects_its_rankings_once(
+    root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    examples = TrainingSource.open(root / "data", "train").read(targets=False)
+    corpus = Corpus.open(root / "data")
+    ids = [passage.id for passage in corpus.read()][:20]
+    for name in ("pool.trec", "teacher.trec"):
+        ranking = [(key, 20.0 - rank) for rank, key in enumerate(ids)]
+        write_run(tmp_path / name, {example.query.id: ranking for example in examples}, "run")
+    settings = MiningSettings(depth=9, keep=2, margin=0.5)
+    for _ in range(2):
+        openings.clear()
+        samples.clear()
+        pools, out, teacher = (str(tmp_path / "pool.trec"),), str(tmp_path / "mined.jsonl"), tmp_path / "teacher.trec"
+        data = TrainingSource.open(root / "data", "train")
+        mine_negatives(MiningJob(data, pools, out, corpus=corpus, teacher=str(teacher), settings=settings))
+    for counts in (openings, samples):
+        assert (counts["pool.trec"], counts["teacher.trec"]) == (1, 1), counts
+
+
+def test_training_detects_the_run_of_a_teacher_once(
+    root: Path, run: Run, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    data = root / "data"
+    write_tevatron_examples(tmp_path / "train.jsonl", TrainingSource.open(data, "train").read(targets=False))
+    examples = TrainingSource.open(tmp_path / "train.jsonl").read(targets=False)
+    scores = {
+        example.query.id: [(passage.id, 1.0) for passage in (*example.positives, *example.negatives)]
+        for example in examples
+    }
+    write_run(tmp_path / "teacher.trec", scores, "teacher")
+    keys = {"data__store": str(tmp_path), "data__teacher_run": str(tmp_path / "teacher.trec"), "loss__kl__weight": 1.0}
+    config = tiny_config(root / "encoder", tmp_path / "train.jsonl", **keys)
+    load_examples(config, "train", run.tokenizer, False, lambda line: None)
+    for counts in (openings, samples):
+        assert counts["teacher.trec"] == 1, counts
 
 
 def test_mining_detects_its_training_files_once(
