@@ -216,6 +216,9 @@ def _examples(check: DataCheck, source: TrainingSource, name: str) -> None:
     if targets := len({example.positives[0].id for example in examples if example.positives}):
         check.counts["examples per first positive"] = len(examples) / targets
         check.add_line(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
+    if negatives:
+        low, high = (extreme(len(example.negatives) for example in examples) for extreme in (min, max))
+        check.add_line(f"  {low:,} to {high:,} negatives a query")
     if negatives and without:
         check.add_line(f"  {without:,} queries have no negative")
     repeated_queries = len(examples) - len({question_key(example.query.text) for example in examples})

@@ -189,6 +189,15 @@ def test_files(rows: list, expected: str, tmp_path: Path) -> None:
     assert not check.policy.errors
 
 
+def test_the_negatives_of_a_query_are_counted(tmp_path: Path) -> None:
+    """sentence-transformers, too, takes each further column of texts as negatives, whatever its name is."""
+    rows = [{"anchor": f"question {n}", "positive": f"river {n}", "source": f"page {n}"} for n in range(3)]
+    path = lines(tmp_path / "rows.jsonl", *rows, {"anchor": "question 0", "positive": "river 9", "source": "page 9"})
+    output = check_source(f"st.tuples:{path}").lines
+    assert "negatives 'source'" in output[0]
+    assert "  1 to 2 negatives a query" in output
+
+
 def test_a_file_of_questions_by_its_name(tmp_path: Path) -> None:
     check = check_source(str(lines(tmp_path / "questions.tsv", "1\ta text", "2\ta text")))
     assert any("MS MARCO queries, 2 columns, going by the name" in line for line in check.lines), check.lines
