@@ -24,7 +24,7 @@ from jaxret.index.passages import location_prefix
 from jaxret.index.shards import Shard, ShardError, ShardWriter, VectorError, read_entry
 from jaxret.index.source import CorpusSource, note_corpus
 from jaxret.index.token_reader import TokenBlock, TokenReader, open_token_reader
-from jaxret.parallel.progress import Progress, job_log
+from jaxret.parallel.progress import COMPILATION, Progress, job_log
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run
 from jaxret.storage.leases import Lease, Leases
@@ -72,7 +72,7 @@ class EncodeWorker:
         total = self.source.scan.passages
         log(f"{total:,} passages in {shards[0].count} shard(s), {len(shards)} to encode")
         count, pause, waiting = total - sum(shard.rows for shard in shards), LEASE_PAUSE, False
-        with Progress("encode", total, "passage", count, self.progress) as bar:
+        with Progress("encode", total, "passage", count, self.progress, COMPILATION) as bar:
             while shards:
                 count_before = len(shards)
                 self.encode(shards, bar)

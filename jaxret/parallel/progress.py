@@ -1,8 +1,8 @@
 """Progress of long work on standard error, and the lines that a job prints.
 
 A terminal or a notebook has a bar, which appears after a second; a process shows one bar at a time. A file or a pipe
-gets a line with the time every ten seconds, even if no part is finished, as while a program is compiled. Nested work
-has lines of its own while the outer work makes no progress.
+gets a line with the time every ten seconds. A terminal and a file show work of which no part is finished, too, as while
+a program is compiled. Nested work has lines of its own while the outer work makes no progress.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 DELAY = 1.0  # seconds until a bar is shown
 LINE_INTERVAL = 10.0  # seconds between lines in a file or pipe
+COMPILATION = "compiling"  # what the first part of a device's work waits for
 _PLURALS = {"batch": "batches", "query": "queries"}
 
 _settings = {"quiet": False}
@@ -83,7 +84,15 @@ def _bar_class() -> type[tqdm[Any]]:
 class Progress:
     """Counts finished parts of some work (`done`), and shows them while the block runs."""
 
-    def __init__(self, name: str, total: int | None = None, unit: str = "text", start: int = 0, shown: bool = True):
+    def __init__(
+        self,
+        name: str,
+        total: int | None = None,
+        unit: str = "text",
+        start: int = 0,
+        shown: bool = True,
+        cause: str = "",
+    ):
         """Prepare the count; nothing is shown yet.
 
         Args:
@@ -92,9 +101,10 @@ class Progress:
             unit: name of a part, in one word.
             start: number of parts that are finished already.
             shown: whether progress is shown.
+            cause: what the first part waits for, which is the note until this part is finished.
         """
         self.name, self.total, self.unit, self.done = name, total, unit, start
-        self._first, self._note = start, ""
+        self._first, self._note, self._cause = start, cause, cause
         self._visible = shown and not _settings["quiet"]
         self._bar: tqdm[Any] | None = None
         self._lines = 0
@@ -107,8 +117,9 @@ class Progress:
         if self._visible:
             _stack.append(self)
             self._next += DELAY if self._terminal else LINE_INTERVAL
-            if not self._terminal:
-                threading.Thread(target=self._write_while_waiting, name="progress", daemon=True).start()
+            show = self._draw_while_waiting if self._terminal else self._write_while_waiting
+            if not in_notebook():  # its widgets belong to the thread of a cell
+                threading.Thread(target=show, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,6 +136,8 @@ class Progress:
         """Add `count` finished parts."""
         self.done += count
         report_progress(self.name, self.unit, self.done, self.total)
+        if self._cause and self._note == self._cause:
+            self.note("")
         if not self._visible:
             return
         clock = self._last_update = time.monotonic()
@@ -133,12 +146,20 @@ class Progress:
         if self._bar is None and not is_first_process():
             self._visible = False
         elif self._terminal:
-            self._draw(count)
+            with self._mutex:
+                self._draw()
         else:
             with self._mutex:
                 self._next += LINE_INTERVAL * (1 + (clock - self._next) // LINE_INTERVAL)
                 if all(clock - outer._last_update >= LINE_INTERVAL for outer in _stack[: _stack.index(self)]):
                     self._write_line("for")
+
+    def _draw_while_waiting(self) -> None:
+        """Draw the bar after a second without a finished part."""
+        if not self._end.wait(DELAY):
+            with self._mutex:
+                if self._bar is None and not self._end.is_set() and is_first_process():
+                    self._draw()
 
     def _write_while_waiting(self) -> None:
         """Write a line for every ten seconds without a finished part, unless nested work writes lines."""
@@ -156,16 +177,15 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
 
-    def _draw(self, count: int) -> None:
+    def _draw(self) -> None:
         if self._bar is None:
             large = (self.total or 0) > 100_000
             self._bar = _bar_class()(
                 total=self.total, initial=self._first, desc=self.name, unit=self.unit, unit_scale=large, leave=False
             )
             self._bar.start_t -= time.monotonic() - self._start_time
-            self._bar.set_postfix_str(self._note, refresh=False)
-            count = self.done - self._first
-        self._bar.update(count)
+            self._bar.set_postfix_str(self._note)
+        self._bar.update(self.done - self._bar.n)
 
     def _write_line(self, how: str) -> None:
         """Write "2026-01-31 12:00:00 encode: 1,024 of 4,096 texts (25%) for 0:01:00, 17.1 text/s, 0:03:00 left"."""

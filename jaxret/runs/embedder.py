@@ -25,7 +25,7 @@ from jaxret.parallel.mesh import (
     shard_whole_batch,
     shardings,
 )
-from jaxret.parallel.progress import Progress
+from jaxret.parallel.progress import COMPILATION, Progress
 from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.types import Embeddings, Ragged, SparseRows, TextVectors, Tokens
 
@@ -175,7 +175,8 @@ class Embedder:
             return SparseRows.from_dense(np.empty((0, self.retriever.dimension), np.float32))
         if not len(texts):
             return Ragged(np.empty((0, self.retriever.dimension), np.float32), np.zeros(1, np.int64))
-        with Progress("encode queries" if side == "query" else "encode passages", len(texts), shown=progress) as bar:
+        name = "encode queries" if side == "query" else "encode passages"
+        with Progress(name, len(texts), shown=progress, cause=COMPILATION) as bar:
 
             def report(count: int) -> None:
                 bar.update(count)

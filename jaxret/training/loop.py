@@ -51,7 +51,7 @@ from jaxret.data.tokens.batches import Examples, stack_batches
 from jaxret.parallel.events import emit
 from jaxret.parallel.mesh import Program, row_parts, shard_batch
 from jaxret.parallel.processes import any_process, wait_for_all
-from jaxret.parallel.progress import Progress
+from jaxret.parallel.progress import COMPILATION, Progress
 from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
@@ -326,7 +326,7 @@ class Trainer:
         previous_values: dict[str, Any] = {}  # metrics of the step before the last one
         values: dict[str, Any] = {}
         self.meter.restart()
-        bar = Progress("train", total, "step", step, self.job.progress)
+        bar = Progress("train", total, "step", step, self.job.progress, COMPILATION)
         profiler = Profiler(self.job.workdir.profile, self.job.config.train.profile)
         with stop_on_sigterm() as stop, bar, profiler, Prefetcher(self.batch, step, total) as prefetcher:
             while step < total and not stopping:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxret.parallel import progress
-from jaxret.parallel.progress import Progress, print_line, with_progress
+from jaxret.parallel.progress import COMPILATION, Progress, print_line, with_progress
 from tests.pipeline import REPOSITORY, environment, free_address, together
 
 
@@ -56,12 +56,14 @@ def test_a_file_has_lines_while_nothing_is_finished(
     """While a first step is compiled, for example; not for work in which other work is shown."""
     monkeypatch.setattr(progress, "LINE_INTERVAL", 0.05)
     text, deadline = "", time.monotonic() + 60
-    with Progress("train", 9, "step"), Progress("inner", 5, "text"):
+    with Progress("train", 9, "step"), Progress("inner", 5, "text", cause=COMPILATION) as inner:
         while text.count("\n") < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
             text += capsys.readouterr().err
+        inner.update()
+    assert "compiling" not in capsys.readouterr().err.splitlines()[-1]
     first = re.sub(r"^[0-9-]{10} [0-9:]{8} ", "", text.splitlines()[0])
-    assert first == "inner: 0 of 5 texts (0%) for 00:00"
+    assert first == "inner: 0 of 5 texts (0%) for 00:00, compiling"
     assert "train" not in text
 
 
@@ -122,6 +124,11 @@ with Progress("outer", 4, "step") as outer:
         outer.update()
 for _ in with_progress(range(3), "short"):
     time.sleep(0.01)
+with Progress("first", 2, "step", cause="compiling") as first:
+    time.sleep(2)
+    first.update()
+    time.sleep(0.2)
+    first.update()
 """
 
 
@@ -140,6 +147,9 @@ def test_a_terminal_shows_one_temporary_bar() -> None:
     assert "outer: " in text
     assert "inner" not in text
     assert "short" not in text
+    waiting, _, ready = text.rpartition("compiling")
+    assert re.search("first:.* 0/2", waiting)
+    assert re.search("first:.* 2/2", ready)
     assert "\n" not in text  # the bar stays on its line
     assert text.endswith(" \r")  # and is wiped out
 
