@@ -52,9 +52,9 @@ class Field(NamedTuple):
         return self.rows[place] if has_value else np.empty(0, np.int64)
 
 
-def matching_rows(encoded_corpus: EncodedCorpus, filters: Sequence[str]) -> np.ndarray:
-    """Return the rows that match FIELD:VALUE filters, numbered through all parts, int64 ascending. A row matches if it
-    has, for each field of the filters, one of the field's values.
+def matching_rows(encoded_corpus: EncodedCorpus, filters: Sequence[str | tuple[str, str]]) -> np.ndarray:
+    """Return the rows that match filters, numbered through all parts, int64 ascending. A row matches if it has, for
+    each field of the filters, one of the field's values. A filter is FIELD:VALUE, or a pair (field, value).
 
     Raises:
         ValueError: no passage has the field or the value.
@@ -64,9 +64,10 @@ def matching_rows(encoded_corpus: EncodedCorpus, filters: Sequence[str]) -> np.n
     tables = [read_fields(shards) for shards in encoded_corpus.shards]
     names = sorted({name for table in tables for name in table})
     values_of: dict[str, list[str]] = {}
-    for text in filters:
-        name, value = _split(text, names, encoded_corpus.folder)
+    for item in filters:
+        name, value = _split(item, names, encoded_corpus.folder) if isinstance(item, str) else item
         if not any(len(table[name].having(value)) for table in tables if name in table):
+            text = f"{name}:{value}"
             raise ValueError(f"filter {text!r:.99}: no passage has that value; {_describe_values(name, tables)}")
         values_of.setdefault(name, []).append(value)
     return np.concatenate(

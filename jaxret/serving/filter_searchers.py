@@ -27,7 +27,7 @@ class FilterSearchers:
     def __init__(self, base: Searcher) -> None:
         """Start without filters. `base` is the searcher of all passages."""
         self._base = base
-        self._searchers: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
+        self._searchers: OrderedDict[tuple[tuple[str, str], ...], Searcher] = OrderedDict()
 
     @cached_property
     def fields(self) -> dict[str, list[tuple[str, int]]]:
@@ -39,17 +39,17 @@ class FilterSearchers:
 
         Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
         """
-        texts: list[str] = []
+        pairs: list[tuple[str, str]] = []
         for name, values in filters.items():
             several = values if isinstance(values, list) else [values]
             if not several or not all(isinstance(value, str) for value in several):
                 raise RefusalError(
                     422, f"filter.{name!r:.60} is {shown(values)}; it must be a text, or a list of texts"
                 )
-            texts += [f"{name}:{value}" for value in several]
+            pairs += [(name, value) for value in several]
         if self._base.filters:
             raise RefusalError(422, "this server searches the passages of a filter already; remove filter")
-        key = tuple(sorted(set(texts)))
+        key = tuple(sorted(set(pairs)))
         if key in self._searchers:
             self._searchers.move_to_end(key)
             return self._searchers[key]

@@ -26,6 +26,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
+from jaxret.serving.filter_searchers import FilterSearchers
 from jaxret.storage.atomic import read_json, read_with_digest, with_digest, write_json
 from tests.pipeline import WORDS, untrained_run, write_data, write_encoder
 
@@ -163,6 +164,20 @@ def test_the_corpus_file_is_read_once(root: Path, run: Run, tmp_path: Path) -> N
     rows = matching_rows(open_encoded(folder), ["colour:red"]).tolist()
     path.unlink()
     assert matching_rows(open_encoded(folder), ["colour:red"]).tolist() == rows
+
+
+def test_a_field_with_a_colon_hides_no_value_of_a_shorter_field(run: Run, tmp_path: Path) -> None:
+    """A pair is exact. FIELD:VALUE takes the longest field."""
+    fields = [{"a": "b:c"}, {"a:b": "c"}]
+    records = [{"_id": f"p{row}", "text": "river", "metadata": values} for row, values in enumerate(fields)]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    encoded_corpus = open_encoded(encode_corpus(run, Corpus.open(path), "colons", progress=False).folder)
+    assert matching_rows(encoded_corpus, [("a", "b:c")]).tolist() == [0]
+    assert matching_rows(encoded_corpus, [("a:b", "c")]).tolist() == [1]
+    assert matching_rows(encoded_corpus, ["a:b:c"]).tolist() == [1]
+    filters = FilterSearchers(Searcher(run, encoded_corpus.folder, SearchOptions("xla")))
+    assert filters.open({"a": "b:c"}).encoded_corpus.ids([0]) == ["p0"]
 
 
 @pytest.mark.parametrize(("on_error", "expected"), [("keep", ["p1", "p3"]), ("skip", ["p2", "p3"])])
