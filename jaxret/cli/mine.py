@@ -9,7 +9,6 @@ jaxret mine --data=FOLDER --pool=gs://BUCKET/RUN --out=FILE.jsonl --engine=ray -
 Train on FILE.jsonl with --config.data.train=FILE.jsonl; it contains all texts.
 """
 
-import sys
 from dataclasses import replace
 
 from absl import flags
@@ -63,7 +62,7 @@ def main() -> None:
         settings=settings,
         on_error=_ON_ERROR.value,
         subset=(_SUBSET.value, settings.seed),
-        explicit_fields=shared_flags.explicit_names(sys.modules[__name__]),
+        explicit_fields=tuple(name for name, holder in _SETTINGS.holders.items() if holder.present),
     )
     if engine.engine:
         require_run_pool(job)

@@ -70,8 +70,3 @@ def of_job(verb: ModuleType) -> dict[str, str]:
 
     holders = (holder for holder in flags.FLAGS.get_key_flags_for_module(verb) if holder.name != "process_id")
     return {f"--{holder.name}": shown_message(str(holder.value)) for holder in holders}
-
-
-def explicit_names(verb: ModuleType) -> tuple[str, ...]:
-    """Return the names of a verb's flags that are on the command line."""
-    return tuple(holder.name for holder in flags.FLAGS.get_key_flags_for_module(verb) if holder.present)

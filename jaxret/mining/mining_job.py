@@ -85,7 +85,7 @@ class MiningJob:
     on_error: str = "error"  # or "skip": policy for bad records
     subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
     workers: RayWorkers | None = None  # that search the corpora of runs in place of this process
-    explicit_fields: tuple[str, ...] = ()  # names of the flags on the command line
+    explicit_fields: tuple[str, ...] = ()  # of `settings`, those on the command line
 
     @cached_property
     def rankings(self) -> dict[str, RankingSource]:
