@@ -5,13 +5,11 @@ The parts, in the order in which `train` uses them:
 1.  `tasks/` defines the training tasks: `get_task` returns the Task of `config.task`; the loop calls its functions.
     `tasks/retrieval.py` trains retrievers, `tasks/reranking.py` cross-encoders, `pretraining/` encoders.
 2.  `prepare.py`, with `config_check.py`: config -> TrainingJob. Here settings that contradict each other, the model,
-the
-    devices or the run in the folder are errors, before weights or data are read.
+    the devices or the run in the folder are errors, before weights or data are read.
 3.  `examples.py`: files -> tokenized examples, from their store (`Task.read_data` -> TrainingData).
 4.  `optimizers.py`: the optimizer and its learning rate, over the steps that `schedule_steps` computes.
 5.  The state (`train_state.py`): `starting_weights.py` makes the state of a new run, and a checkpoint has the state of
-a
-    resumed one. `teacher.py` reads the parameters of train.teacher.
+    a resumed one. `teacher.py` reads the parameters of train.teacher.
     A folder becomes a run (`runs/`) only after its data and its weights could be read.
 6.  `make_trainer` puts together
     - the objective (`objective.py`, one of `tasks/`): how devices share the computation of a loss (`losses/`);
