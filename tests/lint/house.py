@@ -77,7 +77,7 @@ SHORT = {
     "id",  # a key of records
     "ax",  # matplotlib's panel
     "T",  # a type variable
-    *("_K", "_ON", "_TO", "_X", "_Y"),  # flags of these names
+    *("_K", "_ON", "_TO"),  # flags of these names
 }
 # Nodes that bind no variable, or one that is used in the same expression alone.
 NOT_SHORT = (
