@@ -310,7 +310,7 @@ def test_a_read_only_folder(tiny: Tiny, read_only: Callable[[Path], Path], trial
     done = run("search.py", f"--workdir={workdir}", "--query=river stone", "--corpus=data")
     trials.count(done.returncode == 0 and "1." in done.stdout, done.output)
     for script, *flags in (
-        ("train.py", *tiny.training(workdir, train__steps=6)),
+        ("train.py", *tiny.training(workdir, train__checkpoint_every=2)),
         ("encode.py", f"--workdir={workdir}", f"--corpus={tiny.data}", "--name=new"),
         ("search.py", f"--workdir={workdir}", f"--queries={tiny.data}", "--corpus=data"),
     ):
