@@ -47,10 +47,10 @@ check: $(VENV)/.ready-dev ## lint, format, types, import layers, names and docst
 	$(VENV)/bin/python $(VENV)/bin/lint-imports
 	$(VENV)/bin/python tests/lint/house.py
 
-accelerator: $(VENV)/.ready ## on a GPU or TPU machine: what `jaxret plan` says beside what is measured, in ten minutes
+accelerator: $(VENV)/.ready ## on a GPU or TPU machine: compares the numbers of `jaxret plan` with measured ones, in ten minutes
 	$(VENV)/bin/python bench/accelerator.py --out=runs/accelerator $(ARGS)
 
-bench: $(VENV)/.ready-dev ## jaxret beside its peers on this machine (requirements-bench.txt); ARGS="--compare=OLD.json": what is slower
+bench: $(VENV)/.ready-dev ## compares jaxret with other libraries on this machine (requirements-bench.txt); ARGS="--compare=OLD.json": what is slower
 	$(VENV)/bin/python bench/all.py $(ARGS)
 
 docs: $(VENV)/.ready-dev ## the documentation as a site in build/docs, without a network; a warning is an error

@@ -5,10 +5,10 @@ python bench/accelerator.py --out=runs/accelerator --small             a rehears
 
 Each part is a process with a time limit, so one that hangs or dies leaves the others. The parts: devices and search
 backends against float64 (`jaxret doctor`), fused attention against plain in values and gradients, a training step, a
-batch of encoding and an exact search, each beside its plan, FAISS, torch and sentence-transformers where these are
-installed, and two processes beside one. Nothing is downloaded: weights are random, in published shapes; the peers are
-compared on MiniLM. OUT/report.md has one row a measurement with a verdict, OUT/values.json the numbers. Exit status 1
-if a verdict is not "ok", "skipped" or "not compared".
+batch of encoding and an exact search, each compared with its plan, FAISS, torch and sentence-transformers where these
+are installed, and two processes compared with one. Nothing is downloaded: weights are random, in published shapes; the
+peers are compared on MiniLM. OUT/report.md has one row a measurement with a verdict, OUT/values.json the numbers. Exit
+status 1 if a verdict is not "ok", "skipped" or "not compared".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PEERS = {  # scripts of bench/ and their arguments on a GPU
 }
 LEAST_USE = 0.3  # of the full rate of products; less is a finding
 ATTENTION_ERROR = 0.01  # in bfloat16, of values and gradients, relative to the largest of each: 2.6 of its steps
-LOSS_ERROR = 1e-3  # of two processes beside one, relative, in bfloat16
+LOSS_ERROR = 1e-3  # of two processes against one, relative, in bfloat16
 SCORE_ERROR = 1e-5  # of exact scores, relative to the largest
 NO_PLAN = "not compared"  # the verdict on a time for which there is no plan
 
@@ -279,7 +279,7 @@ def run_doctor(size: Size) -> Iterator[Row]:
 
 
 def run_attention(size: Size) -> Iterator[Row]:
-    """Fused attention beside plain: the largest differences of values and gradients, and times."""
+    """Fused attention compared with plain: the largest differences of values and gradients, and times."""
     import jax
     import jax.numpy as jnp
 
@@ -367,7 +367,7 @@ def run_encode(size: Size) -> Iterator[Row]:
 
 
 def run_search(size: Size) -> Iterator[Row]:
-    """Exact search of random vectors, in every precision of candidates, beside FAISS where it is installed."""
+    """Exact search of random vectors, in every precision of candidates, compared with FAISS where it is installed."""
     import numpy as np
 
     from bench.search import ours, peer
@@ -417,7 +417,7 @@ def why_no_peer(module: str, backend: str) -> str:
 
 
 def run_peers(size: Size) -> Iterator[Row]:
-    """MiniLM's training step beside torch's, and its encoding beside sentence-transformers', on the same texts."""
+    """MiniLM's training step compared with torch's, and its encoding with sentence-transformers', on the same texts."""
     import jax
 
     from bench.all import SCRIPTS
@@ -451,7 +451,7 @@ def run_peers(size: Size) -> Iterator[Row]:
 
 
 def run_processes(size: Size) -> Iterator[Row]:
-    """Two processes with a device each beside one process with both."""
+    """Two processes with a device each, compared with one process with both."""
     import jax
 
     folder = size.changes.get("encoder.checkpoint")

@@ -17,8 +17,8 @@ ID = 11  # bytes of a passage's id; vectors of other jobs are not fetched
 FILES = 3  # of a shard: vectors, ids, sidecar
 CLAIM, RELEASE = 3, 1  # requests of a lease: read, write, read back; write
 LEASES = 2  # of a shard: the wish, and the shard itself
-BOUNDS = {"reads": 5000, "writes": 1000}  # requests a second: GCS; S3's are 5,500 and 3,500
-CHANGES = 1.0  # of one object a second: GCS. A lease changes most: claimed and released with each shard of its job
+BOUNDS = {"reads": 5000, "writes": 1000}  # requests per second: GCS; S3's are 5,500 and 3,500
+CHANGES = 1.0  # of one object per second: GCS. A lease changes most: claimed and released with each shard of its job
 
 
 @dataclass
@@ -31,8 +31,8 @@ class Outcome:
     writes: int
     fetched: float  # bytes by each job
     manifest: float  # bytes of files.json
-    peaks: dict[str, float]  # requests a second, of all jobs
-    changes: float = 0.0  # of one object a second, at most
+    peaks: dict[str, float]  # requests per second, of all jobs
+    changes: float = 0.0  # of one object per second, at most
 
 
 def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
@@ -81,11 +81,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=int, default=1_000_000_000)
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--rate", type=float, default=2000.0, help="passages a second of a job")
+    parser.add_argument("--rate", type=float, default=2000.0, help="passages per second of a job")
     parser.add_argument("--dimension", type=int, default=768)
     parser.add_argument("--bytes", type=int, default=2, help="of a number: float16")
     parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
-    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes a second of a job")
+    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes per second of a job")
     parser.add_argument("--lease", type=float, default=300.0, help="seconds")
     # Rows above 41,666 need --shard_mb, too, which is 64 by default.
     parser.add_argument("--shard_rows", type=int, nargs="*", default=[8192, 65536, 262144, 1_000_000])

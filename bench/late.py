@@ -1,4 +1,4 @@
-"""Late interaction beside a plain blocked product with maxima: python bench/late.py --documents=4000
+"""Compare late interaction with a plain blocked product with maxima: python bench/late.py --documents=4000
 
 Random lists of vectors (or, with --embeddings, those of an encoded corpus: runs/RUN/embeddings/NAME), opened once by
 all. Each round runs numpy's product, torch's where it is installed (on GPU 0 if it sees one), and then ours, so that

@@ -1,4 +1,4 @@
-"""Time a question in a warm process, beside the model's forward pass: python bench/question.py --folder=/tmp/q
+"""Time a question in a warm process, and the model's forward pass: python bench/question.py --folder=/tmp/q
 
 Makes a run of a model as it comes (--model; all-MiniLM-L6-v2, 6 layers, 384 wide) and a corpus of random vectors and
 texts, opens both as a user does, searches for the demo's questions one at a time, ten passages each with their texts,

@@ -1,4 +1,4 @@
-"""Exact search beside a bare FAISS flat index, on the same vectors: python bench/search.py --rows=200000,400000
+"""Compare exact search with a bare FAISS flat index, on the same vectors: python bench/search.py --rows=200000,400000
 
 Random vectors, opened once by both sides; each round runs the peer and then every backend of ours, so that all see the
 same machine. Ids are compared, and what differs must tie within float32. Prints medians and ratios to the peer, and

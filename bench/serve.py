@@ -1,4 +1,4 @@
-"""Time `jaxret serve` beside a sentence-transformers server of the same model: python bench/serve.py --folder=/tmp/s
+"""Time `jaxret serve` and a sentence-transformers server of the same model: python bench/serve.py --folder=/tmp/s
 
 Makes a run of a model as it comes, and starts two servers on loopback: `jaxret serve --nosearch`, and Starlette with
 `SentenceTransformer.encode` (a request at a time, in a thread). Each gets the demo's questions, one a request, from 1,

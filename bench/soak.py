@@ -1,13 +1,13 @@
 """Use everything at once for an hour, and prove every answer: python bench/soak.py --folder=/tmp/soak --minutes=60
 
 Two processes live as long as the soak: `jaxret serve`, and one that has a `jaxret.Index` open and refreshes it. Half of
---clients ask the first over HTTP, half are threads of the second. Beside them the corpus changes (`jaxret encode
+--clients ask the first over HTTP, half are threads of the second. Meanwhile the corpus changes (`jaxret encode
 --append`, `--delete`), approximate indexes of it are built and opened, and a training run is resumed; every second job
 and twenty trainings are killed with -9 and repeated. Every answer is compared with a product of all vectors in numpy,
 for a state that the corpus may have had then; the parameters of the training with those of one that nobody killed.
 
 The model is a random BERT (2 layers, 32 wide; MLR with three vectors) and the corpus has 1,000 passages, so that two
-cores suffice beside other work. Prints a table. The exit status is 1 after a wrong answer, an error, or memory,
+cores suffice, also under other work. Prints a table. The exit status is 1 after a wrong answer, an error, or memory,
 descriptors or threads that grew.
 """
 
@@ -409,11 +409,11 @@ class Client:
         gone.close()
 
 
-# Jobs beside them
+# Jobs that run at the same time
 
 
 class Jobs:
-    """Commands that run beside the clients, some of them killed."""
+    """Commands that run at the same time as the clients, some of them killed."""
 
     def __init__(self, world: World, record: Record, seconds: float, kills: int) -> None:
         self.world, self.record, self.kills = world, record, kills

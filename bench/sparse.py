@@ -124,7 +124,7 @@ def main() -> None:
         for name, times in seconds.items():
             ratios = f"{median(times) / median(of_peer):.2f} times, the least of each {min(times) / min(of_peer):.2f}"
             print(
-                f"  {name:<40} {1000 * median(times) / len(queries):8.3f} ms a query, {ratios}; "
+                f"  {name:<40} {1000 * median(times) / len(queries):8.3f} ms per query, {ratios}; "
                 f"recall {recalls[name]:.3f}"
             )
         ours = {name: times for name, times in seconds.items() if name.startswith("exact")}

@@ -1,6 +1,6 @@
-"""jaxret: dense passage retrieval with JAX, from text to an exact top-k. docs/python.md shows how it is used.
+"""jaxret: dense passage retrieval with JAX, from text to an exact top-k. docs/python.md shows its use.
 
-The names of `__all__` are imported at their first use, and JAX with them.
+The names of `__all__`, and JAX with them, are imported at their first use.
 """
 
 from __future__ import annotations

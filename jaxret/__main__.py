@@ -18,7 +18,8 @@ from jaxret.version import __version__
 
 
 def main(*words: str) -> None:
-    """Run the verb of the command line. `words` are put before it: the verb, in the script of one verb."""
+    """Run the verb of the command line. `words` are put in front of the arguments: the verb, in a script for one
+    verb."""
     arguments = [*words, *sys.argv[1:]]
     with report_errors():
         if arguments == ["--version"]:

@@ -53,7 +53,7 @@ class Tokens:
     # For pairs, the number of tokens of the first text [B]. The other tokens have type 1, if the encoder has token
     # types. None: no pairs.
     first: Int[Array, " B"] | None = None
-    mean_mask: Bool[Array, "B T"] | None = None  # True for tokens that count in a mean [B, T]. None: all real tokens.
+    mean_mask: Bool[Array, "B T"] | None = None  # True for tokens of a mean [B, T]. None: all real tokens.
 
     def computed_tokens(self, bins: int) -> int:
         """Return the number of tokens that an encoder computes for these texts, padding included.
@@ -155,7 +155,7 @@ BatchT = TypeVar("BatchT", bound=TrainingBatch)
 
 @struct.dataclass
 class MaskedTexts:
-    """The input of one step of pre-training: texts with masked tokens. A row without tokens is no text.
+    """The input of one step of pre-training: texts with masked tokens. A row without tokens is empty.
 
     The last three fields are for a decoder that reconstructs the text; without a decoder, they are None.
     """
@@ -270,8 +270,8 @@ class SparseRows:
     """A sparse vector of word weights for each row, on the host, in the CSR layout.
 
     Row i has the words `words[offsets[i]:offsets[i + 1]]`, in ascending order, with the weights at the same indices of
-    `weights`. All other words have weight 0. Arrays may be memory-mapped. Methods that `Ragged` has, too, return dense
-    vectors, with V = 1.
+    `weights`. All other words have weight 0. Arrays may be memory-mapped. The methods that `Ragged` also has return
+    dense vectors, with V = 1.
     """
 
     words: np.ndarray  # uint16 or uint32 [E]
@@ -281,8 +281,8 @@ class SparseRows:
 
     @classmethod
     def from_dense(cls, vectors: np.ndarray, limit: int = 0) -> SparseRows:
-        """Return the weights above 0 (or NaN) of `vectors` [rows, D]. If `limit` is not 0, keep only so many words of a
-        row, the heaviest ones; of equal weights, lower ids come first."""
+        """Return the weights above 0 (or NaN) of `vectors` [rows, D]. If `limit` is not 0, keep only this number of
+        words per row, those with the largest weights. Of equal weights, those of lower ids are kept."""
         mask = ~(vectors <= 0)
         if limit:
             for row in np.flatnonzero(mask.sum(axis=1) > limit):
@@ -352,7 +352,7 @@ class SparseRows:
         return items, mask
 
     def astype(self, dtype: Any) -> SparseRows:
-        """Return the rows with weights of type `dtype`, without words whose weight becomes 0."""
+        """Return the rows with weights of type `dtype`. A word whose weight becomes 0 is left out."""
         weights = self.weights.astype(dtype)
         if (weights != 0).all():
             return SparseRows(self.words, weights, self.offsets, self.dimension)

@@ -282,7 +282,7 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
     "no model": (
         lambda r, i, p: jaxret.Retriever.from_model(p / "nothing"),
         FileNotFoundError,
-        "nothing is not a model's directory, and no model in the local Hugging Face cache",
+        "nothing is neither the directory of a model nor a model",
     ),
     "an empty folder": (lambda r, i, p: jaxret.Retriever.from_model(p), FileNotFoundError, "has no config.json"),
     "a package": (
@@ -376,10 +376,10 @@ WRONG_ARGUMENTS = {
     "R.from_model(run, title_separator=None)": "title_separator is None; it must be a text",
     "R.from_model(run, download='yes')": "download is 'yes'; it must be True or False",
     "R.train(3, run)": "config is 3; it must be a name, a path or a ConfigDict",
-    "R.train(ConfigDict({'a': 1}), run)": "config lacks data, encode, encoder and so on: change what "
-    "jaxret.configs.load_config(NAME) returns",
+    "R.train(ConfigDict({'a': 1}), run)": "config lacks keys, such as data, encode, encoder: change the "
+    "result of jaxret.configs.load_config(NAME)",
     "R.train('mlr', None)": "workdir is None; it must be a path",
-    "R.train('mlr', run, 5)": 'changes is 5; it must be a dict of keys and values, as {"train.steps": 10}',
+    "R.train('mlr', run, 5)": 'changes is 5; it must be a dict of keys and values, such as {"train.steps": 10}',
     "R.train('mlr', run, {5: 1})": "a key of changes is 5; it must be a text",
     "R.train('mlr', run, progress=None)": "progress is None; it must be True or False",
     "R.train('mlr', run, callback='f')": "callback is 'f'; it must be a function of a step and metrics",

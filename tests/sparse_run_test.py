@@ -99,7 +99,7 @@ def test_search_and_explain_as_processes(root: Path) -> None:
     searched = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", f"--qrels={root}/data", "--k=5")
     assert searched.returncode == 0, searched.stderr
     assert "inverted lists (scipy" in searched.stdout
-    assert "bytes a passage" in searched.stdout
+    assert "bytes per passage" in searched.stdout
     passages, ids = rows_of(run, root / "run/embeddings/data")
     (path,) = (root / "run/runs").glob("*.trec")
     rankings = RankingSource.open(path).read()

@@ -13,7 +13,7 @@ from jaxret.data.errors import Location
 from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 
-_LONGEST_PATH = 4_095  # most bytes of a path that systems support
+_LONGEST_PATH = 4_095  # largest number of bytes of a path that systems support
 
 
 def require_kind(name: str, value: Any, kind: Any, expected: str) -> None:
@@ -42,7 +42,7 @@ def require_path(name: str, value: Any, expected: str = "a path", empty: bool = 
         name: name of the argument.
         value: value of the argument.
         expected: what the value must be, for the error.
-        empty: an empty text is allowed.
+        empty: whether an empty text is allowed.
     """
     require_kind(name, value, str | os.PathLike, expected)
     text = os.fspath(value)
@@ -54,7 +54,8 @@ def require_path(name: str, value: Any, expected: str = "a path", empty: bool = 
 
 
 def whole_number(name: str, value: Any, expected: str = "a whole number") -> int:
-    """Return a whole number of any integer type as an int. Raises ValueError for other values, also True and False."""
+    """Return a whole number of any integer type as an int. Raises ValueError for other values, including True and
+    False."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -67,7 +68,7 @@ def whole_number(name: str, value: Any, expected: str = "a whole number") -> int
 
 
 def checked_questions(texts: Sequence[str]) -> list[str]:
-    """Return the texts, normalized as those of files are."""
+    """Return the questions, normalized like the questions in files."""
 
     def checked(number: int, text: str) -> str:
         try:
@@ -79,7 +80,7 @@ def checked_questions(texts: Sequence[str]) -> list[str]:
 
 
 def checked_passages(texts: Iterable[str | Passage], name: str, first: int = 0) -> Iterator[Passage]:
-    """Yield the passages of the argument `name`; a plain text gets a number from `first` on as its id."""
+    """Yield the passages of the argument `name`. The ids of plain texts are consecutive numbers from `first` on."""
     for number, text in enumerate(listed_texts(texts, str | Passage, name)):
         passage = Passage(str(first + number), text) if isinstance(text, str) else text
         for key in ("id", "text", "title"):
@@ -88,7 +89,7 @@ def checked_passages(texts: Iterable[str | Passage], name: str, first: int = 0) 
 
 
 def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:
-    """Yield the texts of a list. Raises ValueError for a single text, and for a value that is no list of texts."""
+    """Yield the texts of a list. Raises ValueError for a single text, and for a value that is not a list of texts."""
     if isinstance(texts, str | bytes | Passage | Mapping):
         raise ValueError(f"{name} must be a list of texts, not one {type(texts).__name__}: put it in [ ]")
     require_kind(name, texts, Iterable, "a list of texts")

@@ -97,7 +97,7 @@ class SearchHits(list[list[Hit]]):
 
 
 class Index:
-    """An encoded corpus that was opened for search, which is exact unless the options have an index or candidates."""
+    """An encoded corpus, opened for search. The search is exact unless the options have an index or candidates."""
 
     def __init__(self, retriever: Retriever, corpus: PathLike = "", options: SearchOptions = SearchOptions()) -> None:
         require_kind("retriever", retriever, Retriever, "a Retriever")
@@ -114,17 +114,18 @@ class Index:
         cls, source: Retriever | PathLike, corpus: PathLike = "", options: SearchOptions = SearchOptions()
     ) -> Index:
         """Open a corpus that was encoded, by `build` or by `jaxret encode`. Every file of vectors is compared with its
-        digest; the texts' file, which is elsewhere, with its size and time, and by its digest if these differ.
+        digest. The file of the texts, which is elsewhere, is compared with its size and time, and with its digest if
+        these differ.
 
-        On accelerators the corpus stays on all of them if it fits (of an exact search).
+        For an exact search on accelerators, the corpus stays in their memory if it fits.
 
         Args:
             source: a retriever, or the folder of a run.
             corpus: name of the encoded corpus, or the folder or file that was encoded; needed if there are several.
-            options: how candidates are found, as `jaxret search` has its flags: SearchOptions(backend="xla",
-                precision="bfloat16") takes half the memory, and the results are the same; SearchOptions(index="NAME")
-                takes an index that `jaxret index` built, and SearchOptions(candidates="mean:1000") scores the passages
-                that one vector each ranks highest: approximate.
+            options: how candidates are found, like the flags of `jaxret search`. SearchOptions(backend="xla",
+                precision="bfloat16") needs half the memory and gives the same results. These are approximate:
+                SearchOptions(index="NAME") uses an index that `jaxret index` built, and
+                SearchOptions(candidates="mean:1000") scores the 1,000 best passages by one vector each.
 
         Raises:
             FileNotFoundError: there is no such corpus or index.
@@ -147,22 +148,22 @@ class Index:
         options: SearchOptions = SearchOptions(),
         progress: bool = True,
     ) -> Index:
-        """Encode a corpus, as `jaxret encode` does, and open it. Nothing is encoded twice.
+        """Encode a corpus, as `jaxret encode` does, and open it. Vectors that exist already are not encoded again.
 
         Args:
             retriever: encodes the passages.
-            corpus: a folder or file of any format, or passages; texts alone get their number from 0 as their id, and
-                all are kept beside the vectors.
+            corpus: a folder or file of any format, or a list of passages, which is stored next to the vectors. The id
+                of a plain text is its number from 0.
             name: name of the encoded corpus; default: the name of the folder or file, or "passages".
-            encoding: how it is encoded, as EncodeOptions(on_error="skip", dtype="float16").
-            options: how it is searched, as of `open`.
-            progress: show progress.
+            encoding: options of the encoding, such as EncodeOptions(on_error="skip", dtype="float16").
+            options: options of the search, as for `open`.
+            progress: whether to show progress.
 
         Raises:
             DataError: (a ValueError) a bad record.
             ContractError: (a ValueError) another corpus has that name.
             FileNotFoundError: the encoded corpus has no such index.
-            ValueError: the vectors of the retriever cannot be searched as the options say.
+            ValueError: the vectors of the retriever do not support the options.
         """
         require_unforked()
         require_kind("retriever", retriever, Retriever, "a Retriever")
@@ -200,10 +201,11 @@ class Index:
         order of the corpus. With texts=False, titles and texts are empty, and the file of the corpus is not needed.
 
         Warns, once for each change, if passages were appended, deleted or encoded again since the index was opened.
-        Raises ValueError for a question that is blank or no text, for k < 1 and for k above the number of candidates,
-        FileNotFoundError if the file of the corpus was moved, ContractError (a ValueError) if it was changed.
+        Raises ValueError for a question that is blank or not a text, for k < 1, and for k above the number of
+        candidates. Raises FileNotFoundError if the file of the corpus was moved, and ContractError (a ValueError) if it
+        was changed.
         """
-        k, searcher = whole_number("k", k), self._searcher  # one searcher, though another thread may refresh the index
+        k, searcher = whole_number("k", k), self._searcher  # another thread may refresh the index
         require_flag("texts", texts)
         questions = [Query(str(number), text) for number, text in enumerate(checked_questions(queries))]
         if not questions:
@@ -226,7 +228,8 @@ class Index:
     def filtered(self, *filters: str) -> Index:
         """Return an index of the passages whose metadata match filters "FIELD:VALUE".
 
-        Every field in the filters must have one of its values. The new index has its own vectors in memory.
+        A passage matches if, for every field in the filters, it has one of the given values. The new index has its
+        own vectors in memory.
 
         Raises ValueError for a field or a value that no passage has, and for an approximate index.
         """
@@ -246,7 +249,7 @@ class Index:
         The ids of plain texts continue the numbers of all passages that were ever encoded, so that equal texts become
         new passages. The same `Passage` objects change nothing if they are appended again.
 
-        Raises ValueError for an id that the corpus has already, and for an approximate index, which cannot grow.
+        Raises ValueError for an id that is already in the corpus, and for an approximate index, which cannot grow.
         """
         require_unforked()
         require_kind("encoding", encoding, EncodeOptions, "an EncodeOptions")
@@ -263,7 +266,7 @@ class Index:
         self.refresh()
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete the passages with these ids, as `jaxret encode --delete` does; return the number of deleted passages.
+        """Delete the passages with these ids, as `jaxret encode --delete` does. Return the number of deleted passages.
 
         Raises ValueError, and deletes nothing, for an id that the corpus never had, and if no passage would be left.
         """
@@ -274,7 +277,7 @@ class Index:
         if all(key in where for _, block in self._searcher.encoded_corpus.id_blocks() for key in block):
             raise ValueError(
                 f"ids has all {len(self):,} passages of the index, which would have no passage to search: nothing was "
-                "deleted; `jaxret encode --delete` deletes also the last ones"
+                "deleted; `jaxret encode --delete` can delete all passages"
             )
         count, _ = delete_ids(self._searcher.folder, where)
         self.refresh()
@@ -288,9 +291,10 @@ class Index:
         return self._searcher.is_stale()
 
     def refresh(self) -> bool:
-        """Open the corpus again if it was changed; return whether it was.
+        """Open the corpus again if it was changed. Return whether it was changed.
 
-        Searches in other threads continue with the old passages. Raises as `open` does; then the index is unchanged.
+        Searches in other threads continue with the old passages. Raises the same errors as `open`; the index is then
+        unchanged.
         """
         if not self.is_stale():
             return False
@@ -334,8 +338,8 @@ class Index:
     def _require_no_index(self) -> None:
         if self._options.index:
             raise ValueError(
-                f"the approximate index {self._options.index} has only the passages that it was built of: open the "
-                "corpus without it, change that, and build the index again"
+                f"the approximate index {self._options.index} cannot change: open the corpus without it, change the "
+                "corpus, and build the index again"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -347,18 +351,20 @@ class Index:
 
 
 def _require_search_options(options: Any) -> None:
-    """Raise ValueError for what is no SearchOptions, and for several processes, which an Index has not."""
+    """Raise ValueError for other types than SearchOptions, and for options of several processes, which an Index does
+    not support."""
     require_kind("options", options, SearchOptions, "a SearchOptions")
     if options.workers:
-        raise ValueError("options.workers are of `jaxret search`: an Index searches in this process; remove them")
+        raise ValueError("an Index searches in this process: remove options.workers, which only `jaxret search` uses")
     if options.all_processes:
-        raise ValueError("options.all_processes is of a Searcher: an Index searches in this process; remove it")
+        raise ValueError("an Index searches in this process: remove options.all_processes, which only a Searcher uses")
 
 
 @contextlib.contextmanager
 def _written(folder: Path, passages: Iterable[Passage]) -> Iterator[Path]:
     """Write the passages into a folder as a file in the format of BEIR's corpora, and yield it. Its name is a digest of
-    its content: vectors that exist are never replaced. After an error before a file was made from it, it is removed."""
+    its content, so existing vectors are never replaced. If an error occurs before anything was made from the file, it
+    is removed."""
     records = ({"_id": passage.id, "title": passage.title, "text": passage.text} for passage in passages)
     data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
     if not data:

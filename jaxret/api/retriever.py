@@ -1,4 +1,4 @@
-"""A run that was opened from Python: texts to vectors."""
+"""A run that was opened from Python. It turns texts into vectors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Retriever:
     def __init__(self, run: Run, temporary: TemporaryFolder | None = None) -> None:
         self.run = run
         self._embed = run.embedder()
-        self._temporary = temporary  # the folder of the run, if it is removed with the retriever
+        self._temporary = temporary  # the folder of the run if it is temporary: it is removed with the retriever
 
     @classmethod
     def open(
@@ -92,8 +92,8 @@ class Retriever:
         Args:
             source: a Hugging Face or sentence-transformers directory, `package:NAME/FOLDER`, or a hub name in the local
                 cache.
-            workdir: folder of the run, where it is found again; default: a temporary folder, which is removed with
-                everything that was encoded.
+            workdir: folder of the run; default: a temporary folder, which is removed with the retriever, together with
+                all encoded corpora.
             token: vector of an encoder without a head: "cls" or "mean".
             normalize: whether the vectors of an encoder without a head have length 1, for cosines.
             download: fetch a hub name that is not in the cache.
@@ -102,7 +102,7 @@ class Retriever:
 
         Raises:
             FileNotFoundError: there is no such model.
-            ValueError: it cannot be used here, or is a run.
+            ValueError: the model is not supported, or `source` is a run.
         """
         require_path("source", source, "a path or a name")
         if workdir is not None:
@@ -142,29 +142,31 @@ class Retriever:
         Args:
             config: a name ("mlr", "minilm:dual_encoder"), a file, or the ConfigDict of such a file.
             workdir: folder of the run.
-            changes: keys and their values, as {"data.train": "FOLDER_OR_FILE", "train.steps": 1000}; configs/base.py
-                explains all.
-            progress: show progress.
+            changes: keys and their values, such as {"data.train": "FOLDER_OR_FILE", "train.steps": 1000};
+                configs/base.py explains all keys.
+            progress: whether to show progress.
             callback: function that is called with the step and the metrics of each line of the run's metrics.jsonl when
-                it is written. An error in it ends the training, and the same call goes on from the last checkpoint.
+                it is written. An error in it ends the training; the same call then continues from the last checkpoint.
 
         Raises:
-            ValueError: a config that makes no sense.
+            ValueError: a config with invalid or contradicting values.
             DataError: (a ValueError) bad records.
 
-        It raises what `jaxret.training.loop.train` raises, too.
+        The errors of `jaxret.training.loop.train` are raised, too.
         """
         if not isinstance(config, ConfigDict):
             require_path("config", config, "a name, a path or a ConfigDict")
         require_path("workdir", workdir)
-        require_kind("changes", changes, Mapping | None, 'a dict of keys and values, as {"train.steps": 10}')
+        require_kind("changes", changes, Mapping | None, 'a dict of keys and values, such as {"train.steps": 10}')
         for key in changes or {}:
             require_kind("a key of changes", key, str, "a text")
         require_flag("progress", progress)
         require_kind("callback", callback, Callable | None, "a function of a step and metrics")
         if isinstance(config, ConfigDict) and (missing_keys := sorted(set(load_config("base")) - set(config))):
             keys = ", ".join(missing_keys[:3])
-            raise ValueError(f"config lacks {keys} and so on: change what jaxret.configs.load_config(NAME) returns")
+            raise ValueError(
+                f"config lacks keys, such as {keys}: change the result of jaxret.configs.load_config(NAME)"
+            )
         name = "this config" if isinstance(config, ConfigDict) else os.fspath(config)
         given_config = config if isinstance(config, ConfigDict) else load_config(name)
         settings = change_config(given_config, changes or {}, name)
@@ -173,7 +175,7 @@ class Retriever:
 
     def encode_queries(self, queries: Sequence[str]) -> Vectors:
         """Return the vectors of questions: float32 [Q,D]; under late interaction a list of [U,D], U vectors for each.
-        Raises ValueError for a question that is blank or no text."""
+        Raises ValueError for a question that is blank or not a text."""
         vectors = self._embed(self.run.tokenizer.queries(checked_questions(queries)), "query")
         return list(vectors) if self.run.model.late_interaction else vectors.stacked()[:, 0]
 
@@ -181,17 +183,15 @@ class Retriever:
         """Return the vectors of passages: float32 [N,V,D], or a list of [V,D] if passages have different numbers.
 
         The score of a passage is the highest product of its vectors with the query vector. Raises ValueError for a
-        passage that is not text.
+        passage that is not a text.
         """
         vectors = self._embed(self.run.tokenizer.passages(list(checked_passages(passages, "passages"))), "passage")
         return list(vectors) if self.run.model.vectors_per_passage is None else vectors.stacked()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle where the run is, and which checkpoint and lengths were opened: not the parameters."""
+        """Pickle the path of the run, the checkpoint and the lengths, but not the parameters."""
         if self._temporary:
-            raise TypeError(
-                f"{self!r} is temporary, its folder goes with it: give from_model a workdir to pickle a retriever"
-            )
+            raise TypeError(f"{self!r} is in a temporary folder and cannot be pickled: give from_model a workdir")
         tokenizer, workdir = self.run.tokenizer, str(self.run.workdir)
         step = str(self.run.checkpoint["step"])
         return _reopen, (workdir, step, tokenizer.query_length, tokenizer.passage_length)
@@ -218,6 +218,6 @@ def _require_model(source: PathLike, download: bool) -> None:
         if download or Path(source).is_dir() or os.fspath(source).startswith("package:"):
             raise
         raise FileNotFoundError(
-            f"{source} is not a model's directory, and no model in the local Hugging Face cache; download=True "
-            "fetches one of the hub"
+            f"{source} is neither the directory of a model nor a model in the local Hugging Face cache; "
+            "download=True fetches it from the hub"
         ) from error

@@ -32,9 +32,9 @@ from jaxret.storage.cache import trim_cache
 HELP = {"-h", "--h", "-help", "--help"}
 _MULTIPLE = ";\n    repeat this option to specify a list of values"  # what absl adds to the help of a flag
 
-_TEXTS = {"filter", "passage", "prompt", "query", "title", "title_separator"}  # flags that are no paths
-_OTHER_ADDRESSES = {*_TEXTS, "url", "bucket"}  # flags whose gs:// and s3:// stay as they are
-_ANY_SCHEME = {*_TEXTS, "engine", "url"}  # flags whose :// is no matter of ours
+_TEXTS = {"filter", "passage", "prompt", "query", "title", "title_separator"}  # flags that are not paths
+_OTHER_ADDRESSES = {*_TEXTS, "url", "bucket"}  # flags whose gs:// and s3:// are not replaced
+_ANY_SCHEME = {*_TEXTS, "engine", "url"}  # flags in which any scheme is allowed
 
 _QUIET = flags.DEFINE_bool("quiet", False, "print only results and errors: no progress, no notes")
 _JSON = flags.DEFINE_bool("json", False, "print events as JSON lines, and all text on standard error (docs/events.md)")
@@ -47,7 +47,7 @@ INTERRUPT_STATUS = 130  # the status that shells use for Ctrl-C
 NO_READER = 141  # the status that shells use for a closed pipe
 FAULT_STATUS = 70  # EX_SOFTWARE: a fault of the program, not of its input
 
-# Loggers that write dozens of lines for a save, or a list of the accelerators that were not found.
+# Loggers that write dozens of lines for each saved checkpoint, or list the accelerators that were not found.
 _VERBOSE_LOGGERS = ("absl", "asyncio", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
 
 
@@ -86,7 +86,7 @@ def report_errors() -> Iterator[None]:
 
 
 def _report(line: str, message: str, status: int) -> None:
-    """Print a line on an error, and emit its event; a program that reads no more does not change the status."""
+    """Print a line on an error, and emit its event. A closed pipe does not change the exit status."""
     print(line, file=sys.stderr)
     report_status(status)
     with suppress(BrokenPipeError):
@@ -94,13 +94,13 @@ def _report(line: str, message: str, status: int) -> None:
 
 
 def requests_events(arguments: Iterable[str]) -> bool:
-    """Return whether --json is set, before flags are parsed: an error in these is an event, too."""
+    """Return whether --json is set. Flags are not parsed yet, because an error in a flag is an event, too."""
     values = [match for argument in arguments if (match := re.fullmatch(r"--?(no)?json(?:=(.*))?", argument))]
     return bool(values) and not values[-1][1] and (values[-1][2] or "true").lower() in ("true", "t", "1")
 
 
 def describe_error(error: Exception) -> str:
-    """Return a sentence on an error in input, config, files or the machine; "" for an unexpected error."""
+    """Return a sentence about an error in input, config, files or the machine; "" for an unexpected error."""
     first = _first_line(error)
     if _lost_a_process(error):  # JAX may raise it as a ValueError
         return f"another process of this job is gone; run the same command on all hosts again to continue ({first})"
@@ -123,7 +123,7 @@ def describe_error(error: Exception) -> str:
 
 
 def _has_no_devices(error: Exception) -> bool:
-    """Return whether JAX failed where it looks for its devices, without a word about it."""
+    """Return whether JAX failed while it looked for its devices, without a message."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
@@ -137,7 +137,7 @@ def _lost_a_process(error: Exception) -> bool:
 
 
 def _end_at_once() -> None:
-    """Exit without JAX's shutdown, which would wait a minute for the lost process, then abort with a core dump."""
+    """Exit without JAX's shutdown, which would wait a minute for the lost process, and then abort with a core dump."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -154,8 +154,8 @@ def _debugging() -> bool:
 def silence_libraries() -> None:
     """Silence the logs of libraries, so that the terminal shows only jaxret's progress bars and errors.
 
-    Must run before JAX is imported. JAX's warnings about missing devices stay; XLA's logs, such as for a program that
-    takes minutes to compile, are shown only with JAXRET_DEBUG=1.
+    Must run before JAX is imported. JAX's warnings about missing devices are still shown. XLA's logs, such as the
+    warning about a program that takes minutes to compile, are shown only with JAXRET_DEBUG=1.
     """
     if not _debugging():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -163,7 +163,8 @@ def silence_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in _VERBOSE_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # jaxret reports the errors itself
-    # At level INFO, JAX reports every accelerator that it does not find. Not "jax": JAX copies that level to XLA.
+    # At level INFO, JAX reports every accelerator that it does not find. The logger is not "jax": JAX copies its level
+    # to XLA.
     logging.getLogger("jax._src").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module=r"(orbax|tensorboardX|tokenizers|transformers)\b")
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
@@ -180,8 +181,8 @@ def _report_unraisable(unraisable: Any) -> None:
 def shorten_spinning() -> None:
     """Let threads of NumPy's OpenBLAS wait for work for 2^16 cycles of a processor, and then sleep.
 
-    By default they spin for 2^26 cycles, a tenth of a second with NumPy's import and after each large product, on cores
-    that XLA computes with. Must run before NumPy is imported; the user's own value takes precedence.
+    By default they spin for 2^26 cycles (a tenth of a second) at the import of NumPy and after each large product, on
+    cores that XLA needs. Must run before NumPy is imported; the user's own value takes precedence.
     """
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
 
@@ -191,7 +192,8 @@ def enable_compilation_cache() -> None:
     again.
 
     Must run before JAX is imported. JAX's own variables take precedence; JAXRET_COMPILATION_CACHE=0 turns the cache
-    off. The size is bounded here: with JAX's bound, JAX stops writing after a kill between an entry and its time stamp.
+    off. jaxret limits the size itself, because with JAX's own limit, JAX stops writing if a process was killed between
+    writing an entry and its time stamp.
     """
     if os.environ.get("JAXRET_COMPILATION_CACHE") == "0" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -250,7 +252,7 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
 
 
 def _working_directory() -> str:
-    """Return the working directory; "" if it was deleted, which matters to relative paths alone."""
+    """Return the working directory; "" if it was deleted, which affects only relative paths."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -258,8 +260,8 @@ def _working_directory() -> str:
 
 
 def require_utf8(arguments: Iterable[str]) -> None:
-    """Raise ValueError for an argument with bytes that are not UTF-8, which Python hands on as halves of surrogate
-    pairs: paths are recorded in JSON, and tokenizers take no others. Questions are checked where they are read."""
+    """Raise ValueError for an argument with bytes that are not UTF-8, which Python represents as lone surrogates. Paths
+    are recorded in JSON, and tokenizers need UTF-8. Questions are checked where they are read."""
     for argument in arguments:
         byte = next((ord(character) - 0xDC00 for character in argument if "\udc80" <= character <= "\udcff"), 0)
         if byte and not argument.startswith(("--query=", "--passage=")):
@@ -268,7 +270,7 @@ def require_utf8(arguments: Iterable[str]) -> None:
 
 
 class _AddressStream:
-    """A text stream that shows the addresses of what is in working copies."""
+    """A text stream that shows addresses in place of the paths of working copies."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -282,8 +284,8 @@ class _AddressStream:
 
 
 def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
-    """Replace the addresses of folders and files in buckets by the paths of their working copies: in the flags, and in
-    the positional arguments, which are returned."""
+    """Replace the addresses of folders and files in buckets by the paths of their working copies, in the flags and in
+    the positional arguments. Return the positional arguments."""
     if getattr(module, "OPENS_ADDRESSES", False):
         return positional
     holders = {holder.name: holder for holder in _verb_flags(module) if holder.name not in _OTHER_ADDRESSES}
@@ -326,8 +328,9 @@ def _replaced(value: Any, paths: Mapping[str, str]) -> Any:
 
 
 def require_known_schemes(arguments: Iterable[str]) -> None:
-    """Raise ValueError for an argument with an address of a scheme that is not read: it would be a folder "https:"."""
-    name = ""  # of a flag whose value is the next argument
+    """Raise ValueError for an argument with an address of an unsupported scheme. It would be read as a folder, such as
+    "https:"."""
+    name = ""  # name of a flag whose value is the next argument
     for argument in arguments:
         flag, equals, value = argument.partition("=") if argument.startswith("-") else (name, "=", argument)
         name = "" if equals else flag
@@ -337,13 +340,13 @@ def require_known_schemes(arguments: Iterable[str]) -> None:
 
 
 def _with_addresses(message: str) -> str:
-    """Return a message with the addresses of what is in working copies."""
+    """Return a message with addresses in place of the paths of working copies."""
     module = sys.modules.get("jaxret.storage.working_copy")
     return str(module.shown_message(message)) if module else message
 
 
 def _publish() -> None:
-    """Write back what the command has changed in working copies."""
+    """Write the command's changes of working copies to their buckets."""
     if module := sys.modules.get("jaxret.storage.working_copy"):
         module.publish_all()
 
@@ -364,7 +367,7 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
         ) from error
     except flags.Error as error:
         first = arguments[0] if arguments and not _arguments(module) else "-"
-        example = "" if first.startswith("-") else f"; every argument is a flag, as --NAME={first}"
+        example = "" if first.startswith("-") else f"; every argument is a flag, such as --NAME={first}"
         raise ValueError(f"{_wrong_value(str(error))}{example} (--help lists the flags)") from error
     positional = list(_arguments(module))
     missing_arguments = [name for name in positional[len(values) :] if not name.startswith("[")]
@@ -378,8 +381,8 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
 
 
 def _with_config(arguments: list[str]) -> list[str]:
-    """Replace the name of a config by the path of its file. Raises ValueError for a file that is not a config and for
-    unknown keys, where ml_collections would show a traceback."""
+    """Replace the name of a config by the path of its file. Raises ValueError for a file that is not a config, and for
+    unknown keys; ml_collections would show a traceback."""
     words: list[str] = []
     for argument in arguments:
         if words and words[-1] in ("-config", "--config"):  # its value is the next argument
@@ -428,7 +431,7 @@ def _wrong_value(message: str) -> str:
 
 
 def _verb_flags(module: ModuleType) -> list[flags.FlagHolder]:
-    """Return the flags that a module defines, in its order, each at its first place."""
+    """Return the flags that a module defines, in the order of their first definition."""
     holders: dict[str, flags.FlagHolder] = {}
     for value in vars(module).values():
         parts = value.holders.values() if isinstance(value, OptionFlags) else [value]

@@ -1,7 +1,7 @@
 """Shows the sizes of jaxret's folders in the user's cache, and empties them:
 
 jaxret cache                    sizes and limits
-jaxret cache --clear=tokens     delete the tokenized texts; they are made again when they are needed
+jaxret cache --clear=tokens     delete the tokenized texts; they are created again when needed
 
 JAXRET_TOKENS_GB=100 sets another limit for tokenized texts; a folder in data.store has no limit. Texts that were used
 in the last 24 hours are kept even above the limit, because a process may be reading them.

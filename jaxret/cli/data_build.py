@@ -1,4 +1,4 @@
-"""Writes a data set as a versioned TFDS data set, whose rows are read in place:
+"""Writes a data set as a versioned TFDS data set, whose rows are read from disk by number:
 
 jaxret data build SRC FOLDER --version=1.0.0
 
@@ -13,7 +13,7 @@ from jaxret.configs import shared_options
 WRITES = ("FOLDER",)
 ARGUMENTS = {
     "SRC": "folder, file or named data set (tfds:, irds: or hf: and a name); FORMAT:PATH forces a format",
-    "FOLDER": "folder to write; its name is the name of the data set: small letters, digits and _",
+    "FOLDER": "folder to write; its name is the name of the data set: lowercase letters, digits and _",
 }
 _VERSION = flags.DEFINE_string("version", "1.0.0", "version of the data set; an existing version is not overwritten")
 _SPLIT = define_flag(shared_options.split("train", "name of the split, if SRC is a training file"))

@@ -1,6 +1,6 @@
-"""Splits judgements by whether relevant passages have training queries, as in table 4 of I3:
+"""Splits judgements by whether the relevant passages are also relevant to training queries, as in table 4 of I3:
 
-jaxret data split --train=FOLDER --qrels=FOLDER --out=FOLDER     writes qrels.set0.tsv (none has one) and qrels.set1.tsv
+jaxret data split --train=FOLDER --qrels=FOLDER --out=FOLDER     writes qrels.set0.tsv (none is) and qrels.set1.tsv
 """
 
 from absl import flags

@@ -2,7 +2,8 @@
 
 jaxret export --workdir=runs/mlr --to=sentence-transformers --out=FOLDER
 
-Exports an encoded corpus, with texts and metadata, to a vector store, and compares its exact search (docs/stores.md):
+Exports an encoded corpus, with texts and metadata, to a vector store, and compares the store's exact search with
+jaxret's (docs/stores.md):
 
 jaxret export --workdir=runs/mlr --to=parquet --out=FOLDER
 """

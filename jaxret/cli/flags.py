@@ -13,16 +13,17 @@ flags.disclaim_key_flags()  # a flag belongs to the module of its verb
 
 
 class OptionFlags(Generic[T]):
-    """The flags of a dataclass: one for each field that has a help text, with the field's name, default and type, and
-    those of fields that are dataclasses with options, in the order of the fields.
+    """The flags of a dataclass: one for each field that has a help text, with the field's name, default and type. A
+    field that is a dataclass with options contributes the flags of that dataclass. The order is that of the fields.
 
-    Calling it returns the dataclass with the values of the flags. A field with choices is a choice of strings; a tuple
-    is a flag that may be repeated, or has commas. A field `explicit_fields` has the names of those on the command line.
+    Calling it returns the dataclass with the values of the flags. A field with choices becomes a choice of strings. A
+    tuple becomes a flag that may be repeated, or whose values are separated by commas. A field `explicit_fields` gets
+    the names of the flags on the command line.
     """
 
     def __init__(self, kind: type[T], **values: Any) -> None:
-        """Define the flags of a dataclass. values: defaults of fields, where they differ, of which None makes a flag
-        required; or flags of fields, in place of those of their options."""
+        """Define the flags of a dataclass. values: other defaults of fields (None: the flag is required), or other
+        flags."""
         options: Any = kind
         types = get_type_hints(kind)
         self.kind = kind
@@ -39,7 +40,7 @@ class OptionFlags(Generic[T]):
 
     @property
     def holders(self) -> dict[str, flags.FlagHolder]:
-        """The flags by their fields, also those of fields that are dataclasses."""
+        """The flags by their fields, including those of fields that are dataclasses."""
         holders: dict[str, flags.FlagHolder] = {}
         for name, part in self.parts.items():
             holders |= part.holders if isinstance(part, OptionFlags) else {name: part}

@@ -15,13 +15,14 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.search.searcher import Searcher
 
 _PROMPT = "question> "
-_WARM_LENGTH = 32  # tokens: questions up to this long compile nothing, longer ones once for each step of length
+# Tokens. Questions of up to this length compile nothing, longer ones compile a program for each padded length.
+_WARM_LENGTH = 32
 
 
 def interact(searcher: Searcher, k: int) -> None:
-    """Answer questions of standard input, a line each, until an empty line or its end. At a terminal there is a prompt
-    with a history; Ctrl-C ends a line, not the session. An error in a question is printed on stderr, and the next
-    question is read."""
+    """Answer questions from standard input, one per line, until an empty line or the end. A terminal shows a prompt
+    with a history, and Ctrl-C discards a line without ending the session. An error in a question is printed on stderr,
+    and the next question is read."""
     warm_up(searcher, k)
     if searcher.index:
         print(f"approximate: {searcher.index.describe(k)}")
@@ -34,7 +35,7 @@ def interact(searcher: Searcher, k: int) -> None:
         except Exception as error:
             if isinstance(error, BrokenPipeError) or not describe_error(
                 error
-            ):  # nobody reads any more; or nobody foresaw it
+            ):  # the output is closed, or the error is unexpected
                 raise
             print(f"error: {describe_error(error)}", file=sys.stderr)
             emit("error", message=describe_error(error), status=0)
@@ -42,11 +43,11 @@ def interact(searcher: Searcher, k: int) -> None:
 
 
 def questions() -> Iterator[str]:
-    """Yield the lines of standard input up to an empty one. Bytes that are not UTF-8 come as lone surrogates, which the
-    check of a question names."""
+    """Yield the lines of standard input up to an empty one. Bytes that are not UTF-8 become lone surrogates, which the
+    check of a question reports."""
     terminal = sys.stdin.isatty()
     if terminal:
-        with contextlib.suppress(ImportError):  # some builds of Python have none: no history then
+        with contextlib.suppress(ImportError):  # some builds of Python lack it; then there is no history
             import readline  # noqa: F401
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -32,7 +32,8 @@ def main(data: str) -> None:
     from jaxret.runs.run import open_run
 
     options = _OPTIONS()
-    corpus, source = Corpus.open(data), EvaluationSource.open(data, data, options.split)  # before a run is made
+    # Opened first, so that an error leaves no run behind.
+    corpus, source = Corpus.open(data), EvaluationSource.open(data, data, options.split)
     if _MODEL.value:
         with without_events():  # nothing is trained
             make_run(_MODEL.value, _WORKDIR.value)

@@ -19,7 +19,7 @@ _JOB = OptionFlags(SearchJob)
 
 def main() -> None:
     job = _JOB()
-    if job.query is not None:  # the process ends after one answer: to collect garbage would take a tenth of its time
+    if job.query is not None:  # garbage collection would take a tenth of the time of one answer
         gc.disable()
     from jaxret.cli.interactive import interact
     from jaxret.experiments.run_search import run_search

@@ -1,5 +1,4 @@
-"""Flags of several verbs that are more than an option: configs, and files to write. Other shared flags are in
-configs/shared_options.py.
+"""Flags of several verbs for configs and for files to write. Other shared flags are in configs/shared_options.py.
 
 A function defines the flag for the verb that calls it. `role` names the source of the flag.
 """
@@ -46,7 +45,7 @@ def out_folder(role: str) -> flags.FlagHolder:
 def _out(role: str, require: Callable[[str, str], None]) -> flags.FlagHolder:
     def is_free(path: str | None) -> bool:
         try:
-            if path is not None and not is_bucket_address(path):  # the error of a missing flag is another's
+            if path is not None and not is_bucket_address(path):  # another check reports a missing flag
                 require(path, "--out")
         except ValueError as error:
             raise flags.ValidationError(str(error)) from error
@@ -65,7 +64,7 @@ def open_corpus(holder: flags.FlagHolder) -> Corpus | None:
 
 
 def of_job(verb: ModuleType) -> dict[str, str]:
-    """Return the values of a verb's flags that are alike in all processes of a job, by name."""
+    """Return the values, by name, of the flags that must be equal in all processes of a job."""
     from jaxret.storage.working_copy import shown_message
 
     holders = (holder for holder in flags.FLAGS.get_key_flags_for_module(verb) if holder.name != "process_id")

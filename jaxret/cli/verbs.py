@@ -1,8 +1,9 @@
-"""The verbs of `jaxret VERB`, a module each (with _ for a space).
+"""The verbs of `jaxret VERB`. Each is a module, named after the verb with _ for a space.
 
 A module has a docstring (its help), flags at module level, `ARGUMENTS` with its positional arguments ("[X]" is
-optional, "X..." is one or more), and `main`, which takes them. `WRITES` has the names of the flags and arguments that
-it always writes, if that is not --out; rights to write there are tried first. It imports nothing heavy before `main`.
+optional, "X..." is one or more), and `main`, which takes them. `WRITES` names the flags and arguments with the paths
+that the verb always writes, if not --out; permission to write there is checked first. A module imports nothing heavy
+before `main`.
 """
 
 VERBS = {

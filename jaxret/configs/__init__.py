@@ -42,7 +42,7 @@ def find_config(config: str) -> str:
         if path.suffix == ".py" and path.is_file():
             return f"{path}{colon}{suffix}"
     names = [f"configs/{config}.py" if name.startswith("configs/") else config for config in config_names()]
-    same_name = re.sub(r"\.(ya?ml|json|toml|cfg|ini)$", "", name)  # of other libraries' configs
+    same_name = re.sub(r"\.(ya?ml|json|toml|cfg|ini)$", "", name)  # extensions of other libraries' configs
     suggestion = suggest_name(same_name, [*names, *map(str, Path(name).parent.glob("*.py"))])
     raise ValueError(
         f"--config={config}: there is no file {name!r} that ends in .py, and no config of that name is shipped"
@@ -57,7 +57,7 @@ def load_config(config: str) -> ConfigDict:
     name = config.partition(":")[0]
     try:
         with warnings.catch_warnings():
-            # ml_collections loads the file so; where warnings are errors it would be one of the file.
+            # ml_collections causes this warning; where warnings are errors, it would look like an error in the file.
             warnings.filterwarnings("ignore", message="the load_module", category=DeprecationWarning)
             return ConfigFileFlagParser("config").parse(f"{path}{colon}{suffix}")
     except Exception as error:  # the file may raise anything
@@ -77,16 +77,17 @@ def load_stages(config: str) -> list[Any]:
     try:
         spec.loader.exec_module(module)
         if hasattr(module, "stages"):
-            # A function for all systems of a config needs no suffix.
+            # A function `stages` without a parameter returns the same stages for every suffix.
             takes = inspect.signature(module.stages).parameters
             return list(module.stages(suffix) if colon and takes else module.stages())
     except Exception as error:  # the file may raise anything
         raise ValueError(f"--config={config}: {path}: {_describe(error)}") from error
-    raise ValueError(f"--config={config}: {path} has no function stages() that says what they are (docs/mining.md)")
+    raise ValueError(f"--config={config}: {path} has no function stages() (docs/mining.md describes it)")
 
 
 def _describe(error: Exception) -> str:
-    """Return the message of an error, or its class if it has none, as an assert statement without a text."""
+    """Return the message of an error, or its class if the message is empty, as after an assert statement without a
+    text."""
     return str(error).strip() or type(error).__name__
 
 
@@ -104,7 +105,7 @@ def change_config(config: ConfigDict, changes: Mapping[str, Any], source: str) -
 
 
 def require_keys(config: ConfigDict, keys: Iterable[str], source: str, prefix: str = "") -> None:
-    """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config.
+    """Raise ValueError unless all of `keys` are keys of a config. A group of keys is not a key.
 
     Args:
         keys: keys with their groups: "optimizer.learning_rate".
@@ -114,7 +115,7 @@ def require_keys(config: ConfigDict, keys: Iterable[str], source: str, prefix: s
     valid_keys = list(all_keys(config))
     for key in keys:
         if any(name.startswith(f"{key}.") for name in valid_keys):
-            raise ValueError(f"{prefix}{key} is a group of keys: set one of them, as {prefix}{key}.KEY=VALUE")
+            raise ValueError(f"{prefix}{key} is a group of keys: set one of them, such as {prefix}{key}.KEY=VALUE")
         if key not in valid_keys:
             raise ValueError(f"{prefix}{key}: {source} has no such key{suggest_name(key, valid_keys)}")
 

@@ -25,12 +25,13 @@ def one_stage(suffix: str = "") -> tuple[dict[str, Any], ...]:
 def two_stages(
     depth: int = 200, keep: int = 30, draw: str = "sample", pools: tuple[str, ...] = ("stage1",)
 ) -> tuple[dict[str, Any], ...]:
-    """Return two stages: trained on BM25's negatives; then from the start again on those of other pools.
+    """Return two stages. The first trains on BM25's negatives, the second starts again and trains on negatives of other
+    pools.
 
     Args:
         depth: ranks of a pool that negatives come from.
         keep: negatives kept for each query.
-        draw: how they are chosen among the candidates.
+        draw: how the negatives are chosen among the candidates.
         pools: pools of the second stage, by default the first stage's run.
     """
     settings = {"depth": depth, "keep": keep, "draw": draw}
@@ -54,7 +55,7 @@ def get_config() -> ConfigDict:
     # (docs/models.md).
     config.encoder.checkpoint = "bert-base-uncased"
     config.encoder.download = False  # True: download a hub name that is not in the local cache
-    # SHA-256 of model.safetensors, verified before training, also with train.start_from; of several weight files: the
+    # SHA-256 of model.safetensors, verified before training, also with train.start_from. For several weight files: the
     # SHA-256 of the output of sha256sum for them. "": no check.
     config.encoder.sha256 = ""
     # Name prefixes of tensors in the file that the model may leave unused, such as poolers, classifiers, MLM heads and
@@ -216,13 +217,13 @@ def get_config() -> ConfigDict:
     config.loss.false_negatives = ConfigDict()  # Negatives that are probably relevant.
     # True: leave a negative out of the softmax if its score exceeds the positive's by more than the margin.
     config.loss.false_negatives.masked = False
-    config.loss.false_negatives.margin = 0.1  # in scores before the temperature; 0.1 suits cosines
+    config.loss.false_negatives.margin = 0.1  # difference of scores before the temperature; 0.1 suits cosines
     # Distillation by KL(teacher || student) over the query's own passages, mean over queries. The teacher's scores are
     # in data.train or data.teacher_run (docs/training.md).
     config.loss.kl = ConfigDict()
     config.loss.kl.weight = 0.0  # 0: off
-    config.loss.kl.temperature = 1.0  # of the student, instead of loss.temperature: about 0.05 for cosines
-    config.loss.kl.teacher_temperature = 1.0  # of the teacher
+    config.loss.kl.temperature = 1.0  # student's temperature, instead of loss.temperature: about 0.05 for cosines
+    config.loss.kl.teacher_temperature = 1.0  # temperature of the teacher
     config.loss.kl.scaled = False  # True: multiply by the square of the student's temperature
     # Distillation by margins: the squared difference between student and teacher of (positive's score - negative's
     # score), mean over the hard negatives.
@@ -232,8 +233,8 @@ def get_config() -> ConfigDict:
     # over all devices.
     config.loss.in_batch_kl = ConfigDict()
     config.loss.in_batch_kl.weight = 0.0  # 0: off
-    config.loss.in_batch_kl.temperature = 1.0  # of the student, instead of loss.temperature: about 0.05 for cosines
-    config.loss.in_batch_kl.teacher_temperature = 1.0  # of the teacher
+    config.loss.in_batch_kl.temperature = 1.0  # student's, instead of loss.temperature: about 0.05 for cosines
+    config.loss.in_batch_kl.teacher_temperature = 1.0  # temperature of the teacher
     config.loss.in_batch_kl.scaled = False  # True: multiply by the square of the student's temperature
     # Sigmoid cross-entropy of each of the query's own passages.
     config.loss.binary = ConfigDict()
@@ -253,14 +254,15 @@ def get_config() -> ConfigDict:
     config.loss.sparsity.passage = 0.0  # weight of the penalty on passages
     config.loss.sparsity.query_norm = "flops"  # penalty; flops: sum_j (mean_i |w_ij|)^2; l1: mean_i sum_j |w_ij|
     config.loss.sparsity.passage_norm = "flops"  # the same for passages
-    # Steps in which both weights rise quadratically from 0, about a third of all steps; 0: constant weights.
+    # Number of first steps in which both weights rise quadratically from 0; a third of all steps is usual. 0: constant
+    # weights.
     config.loss.sparsity.steps = 0
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # one of adamw, lamb (optax), lamb_reference (no bias correction, weight norms up to 10)
     config.optimizer.learning_rate = 2e-5  # the highest rate, after warm-up
     config.optimizer.head_learning_rate = 0.0  # rate of the parameters that head_parameters matches; 0: learning_rate
-    # Regular expression for parameter paths. The default matches the layers of heads, but no projection to the
+    # Regular expression for parameter paths. The default matches the layers of heads, except projections to the
     # vocabulary.
     config.optimizer.head_parameters = r"^(\w+_)?head/(?!vocabulary)"
     # After warm-up: linear or cosine (to 0 at the last step) or none (constant). A run that is extended takes the rates
@@ -315,7 +317,7 @@ def get_config() -> ConfigDict:
     config.pretraining.contrast_weight = 1.0  # cocondenser: weight of the contrastive loss between spans of one passage
     config.pretraining.decoder_rate = 0.5  # retromae: part of the tokens hidden from a decoder position, in whole words
     config.pretraining.decoder_masks = 256  # retromae: different masks of a span, one of which each position uses
-    config.pretraining.seed = 12345  # of the masks
+    config.pretraining.seed = 12345  # seed of the masks
     # The BERT to start from if encoder.checkpoint is empty.
     config.pretraining.scratch = ConfigDict()
     config.pretraining.scratch.tokenizer = ""  # directory of a tokenizer; "": train WordPiece on the corpus
@@ -411,6 +413,6 @@ def get_config() -> ConfigDict:
     # Numbers of a vector to keep, from the first one, scaled to length 1 again with `normalize`; 0: all. For models
     # trained with loss.matryoshka. The truncate_dim of a sentence-transformers directory sets it.
     config.encode.dimension = 0
-    config.encode.dtype = "float32"  # of vectors on disk: float32 or float16
+    config.encode.dtype = "float32"  # type of the vectors on disk: float32 or float16
 
     return config

@@ -1,5 +1,5 @@
-"""all-MiniLM-L6-v2 (6 layers, 384 wide) from an installed Python package, fine-tuned the way it was trained: the mean
-over tokens scaled to length 1, cosines divided by 0.05. The suffix names the system:
+"""all-MiniLM-L6-v2 (6 layers, 384 wide) from an installed Python package, fine-tuned as it was trained: vectors are
+means over tokens, scaled to length 1, and cosines are divided by 0.05. The suffix names the system:
 
 configs/minilm.py:mlr (layers 4 and 6, self-contrastive), :dual_encoder, :as_it_comes (no training), or another family.
 """

@@ -1,4 +1,4 @@
-"""The dual encoder on ModernBERT-base: texts of up to 8,192 tokens, most layers with local attention."""
+"""The dual encoder on ModernBERT-base: texts of up to 8,192 tokens; most layers have local attention."""
 
 from ml_collections import ConfigDict
 

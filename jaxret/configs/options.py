@@ -1,6 +1,6 @@
-"""Options of a command as a frozen dataclass: each field with its default, its help and what it may be.
+"""Options of a command as a frozen dataclass. Each field has a default, a help text and allowed values.
 
-The command line makes its flags of the fields (`jaxret/cli/flags.py`); functions take the dataclass.
+The command line makes a flag of each field (`jaxret/cli/flags.py`); functions take the dataclass.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def option(
         choices: allowed values; () allows any.
         lower_bound: lowest allowed number.
         flag: name of the flag, where it differs from the field's.
-        parse: value of the texts of a flag with commas; without it, a flag of several values is repeated.
+        parse: parser of one value of a flag whose values are separated by commas; without it, the flag is repeated.
     """
     metadata = {"help": help, "choices": choices, "lower_bound": lower_bound, "flag": flag, "parse": parse}
     return field(default=default, metadata=metadata)
 
 
 def given_fields(options: Any, names: Iterable[str], explicit: Container[str] = ()) -> list[str]:
-    """Return the names, of some fields of a dataclass, whose value was given: it is not the default, or the name is in
-    `explicit`, which has those on a command line."""
+    """Return those of some fields of a dataclass whose value was given: it is not the default, or the name is in
+    `explicit`, the names on a command line."""
     defaults = {option.name: option.default for option in fields(options)}
     return [name for name in names if name in explicit or getattr(options, name) != defaults[name]]
 
 
 def check_options(options: Any) -> None:
-    """Raise ValueError for a field of a dataclass of another type than its annotation's, or that is not one of its
-    choices, or below its lower bound, or a number that is not finite. Numbers of NumPy become Python's."""
+    """Raise ValueError for a field whose value has another type than its annotation, is not one of its choices, is
+    below its lower bound, or is not finite. Numbers of NumPy become Python's."""
     hints = get_type_hints(type(options))
     for option in fields(options):
         value, metadata = getattr(options, option.name), option.metadata
@@ -54,7 +54,7 @@ def check_options(options: Any) -> None:
             raise ValueError(f"{option.name} is a number of more than 18 digits")
         if not _fits(value, hints[option.name]):
             raise ValueError(f"{option.name} is {value!r:.60}; it must be {_describe_type(hints[option.name])}")
-        if isinstance(value, Real) and not isinstance(value, int | float):  # numpy's numbers are not written to JSON
+        if isinstance(value, Real) and not isinstance(value, int | float):  # JSON cannot hold numbers of NumPy
             value = int(value) if isinstance(value, Integral) else float(value)
             object.__setattr__(options, option.name, value)
         if isinstance(value, float) and not math.isfinite(value):

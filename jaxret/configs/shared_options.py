@@ -1,7 +1,7 @@
-"""Options that several verbs have, each with one wording.
+"""Options that several verbs have, so that each has one wording.
 
-A function returns the option of its name. `role` names the source of an option, and `default` says what an empty one
-stands for, where a verb has several.
+A function returns the option with its name. `role` names the source of an option, and `default` describes the meaning of an empty value,
+where the verbs differ.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def workdir(role: str = "folder of the run") -> Any:
 
 
 def corpus(default: str = "", required: bool = False) -> Any:
-    """Return the option of passages as text."""
+    """Return the option that is a passage's text."""
     return option(MISSING if required else "", _source("passages", default), flag="corpus")
 
 

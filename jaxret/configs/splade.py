@@ -7,7 +7,7 @@ from jaxret.configs.base import get_config as base
 
 def get_config() -> ConfigDict:
     config = base()
-    config.encoder.checkpoint = "Luyu/co-condenser-marco"  # it has an MLM head, as BERT and DistilBERT have
+    config.encoder.checkpoint = "Luyu/co-condenser-marco"  # like BERT and DistilBERT, it has an MLM head
     config.encoder.dtype = "bfloat16"
     config.encoder.tied = True
     config.head.name = "splade"

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-# Names here, of keys perhaps without their groups -> names elsewhere, without case, "_" and "-". A name elsewhere may stand in several lines: the first line
-# with a name that the command has counts.
+# Names in jaxret (of keys perhaps without their groups) -> names in other libraries, without case, "_" and "-". If a
+# name of another library is in several lines, the first line whose name the command has is used.
 _NAMES: dict[str, str] = {
     # flags, config keys
     "encoder.checkpoint": "model modelname modelnameorpath modelpath modelfile pretrainedmodel encodername backbone",
@@ -108,9 +108,9 @@ _NAMES: dict[str, str] = {
     "R": "recall rec recallk",
     "AP": "map meanaverageprecision averageprecision mapcut",
     "Success": "hit hits hitrate hr accuracyatk acc topkaccuracy",
-    # precision is not among the measures, which nothing similar may replace
+    # jaxret has no precision; the entry prevents the suggestion of a similar name
     "P": "precision p",
-    # of `export --to`
+    # values of `export --to`
     "hf": "huggingface transformers",
     "sentence-transformers": "sbert st",
     "pyserini": "faiss",
@@ -132,15 +132,15 @@ for _name, _synonyms in _NAMES.items():
     for _synonym in _synonyms.split():
         _HERE.setdefault(_synonym, []).append(_name)
 CONFIG_PREFIX = "config."  # before a key, among flags
-# Names in other libraries of settings without a flag -> a flag of the verb, and the setting that decides instead.
+# Names in other libraries of settings that have no flag here -> a flag of the verb, and the setting to use instead.
 _WITHOUT = {
     "batchsize": ("checkpoint", "a batch holds as many texts as fit into the run's encode.tokens_per_batch tokens"),
 }
 
 
 def suggest_name(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return "; did you mean X?" for the one of `names` that is meant by `similar_name`, with a prefix, or "; " and what
-    decides where there is no such choice, "" if neither is known."""
+    """Return "; did you mean X?" for the result of `similar_name`, with a prefix. For a setting without a flag, return
+    "; " and the setting to use instead. Return "" if neither is known."""
     choices = list(names)
     if similar := similar_name(name, choices):
         return f"; did you mean {prefix}{similar}?"
@@ -151,8 +151,8 @@ def suggest_name(name: str, names: Iterable[str], prefix: str = "") -> str:
 def similar_name(name: str, names: Iterable[str]) -> str:
     """Return the one of `names` that a wrong name probably means, or "".
 
-    That is the one of the same letters; else the one that other libraries call so; else, for a name that is not in the
-    table, the most similar one in another group of keys, or of all.
+    That is the name with the same letters; else the name that the table gives for it; else, for a name that is not in
+    the table, the same key in another group, or the most similar name.
     """
     choices = list(names)
     whole_name, last = _letters(name), _letters(name.rpartition(".")[2])
@@ -171,5 +171,5 @@ def similar_name(name: str, names: Iterable[str]) -> str:
 
 
 def _letters(name: str) -> str:
-    """Return a name without what libraries write in different ways: case, and characters between words."""
+    """Return a name in lower case, without "_" and "-", which libraries use differently."""
     return re.sub(r"[_-]", "", name).lower()

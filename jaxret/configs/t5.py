@@ -9,7 +9,7 @@ from jaxret.configs.base import get_config as base
 
 
 def use_t5(config: ConfigDict) -> ConfigDict:
-    """Set the keys of T5-base in a config of BERT."""
+    """Change a config of BERT to T5-base."""
     config.encoder.checkpoint = "t5-base"
     config.encoder.dtype = "bfloat16"
     config.encoder.normalize_intermediate = False

@@ -296,7 +296,7 @@ def _log_dangling(
     ):
         if entries:
             first = entries[0].passage_id if "corpus" in subject else entries[0].query_id
-            check.add_line(f"  {len(entries):,} judgements of {split} are for {subject}, as {first!r}")
+            check.add_line(f"  {len(entries):,} judgements of {split} are for {subject}, such as {first!r}")
 
 
 def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
@@ -314,7 +314,7 @@ def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], te
         common_queries, passages = queries[first] & queries[second], relevant[first] & relevant[second]
         if common_queries:
             check.add_line(
-                f"leak: {len(common_queries):,} queries of {second} are in {first} too, as {min(common_queries)!r}"
+                f"leak: {len(common_queries):,} queries of {second} are in {first} too, such as {min(common_queries)!r}"
             )
         if passages:
             check.add_line(f"{len(passages):,} relevant passages of {second} are relevant in {first} too")
@@ -382,7 +382,7 @@ def print_data_check(
         records = [error for error in errors if error not in check.unreadable]
         for reason, count in Counter(error.reason for error in records).items():
             first = next(error for error in records if error.reason == reason)
-            print(f"left out: {count:,} records: {reason} (as {first.location})")
+            print(f"left out: {count:,} records: {reason} (first: {first.location})")
         errors = check.unreadable
     for error in errors:
         print(f"bad: {error}")

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 Content = TypeVar("Content")
 Value = TypeVar("Value")
-ON_ERROR = ("error", "skip", "keep")  # what a Policy does with bad records
+ON_ERROR = ("error", "skip", "keep")  # the ways in which a Policy treats bad records
 
 
 class DataError(ValueError):
@@ -113,7 +113,7 @@ class Policy:
             for kind, locations in self.notes.items()
         }
         return [
-            f"{len(locations):,} {kind} (as {first[kind]._replace(path=Path(first[kind].path.name))})"
+            f"{len(locations):,} {kind} (first: {first[kind]._replace(path=Path(first[kind].path.name))})"
             for kind, locations in self.notes.items()
         ]
 

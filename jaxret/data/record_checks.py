@@ -81,7 +81,7 @@ def require_text(value: str, name: str, location: Location) -> str:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             problem = f"{name} holds half of a surrogate pair at character {error.start + 1}: {shorten(value)}"
-            raise location.error("not UTF-8", problem, "write the whole character") from error
+            raise location.error("not UTF-8", problem, "write both halves, or remove it") from error
     return value
 
 

@@ -63,7 +63,7 @@ class Example:
         return sum(map(math.isfinite, (*self.positive_scores, *self.negative_scores)))
 
 
-# Function of ids that returns id -> passage, without the ids that no passage has.
+# Function of ids that returns id -> passage. Ids that no passage has are left out.
 PassageLookup = Callable[[Collection[str]], Mapping[str, Passage]]
 Record = dict[str, Any]  # an entry of a data file: a value for each key
 Ranking = Sequence[tuple[str, float]]  # (passage id, score) of one query, best first

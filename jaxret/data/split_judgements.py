@@ -18,7 +18,7 @@ SETS = ("set0", "set1")
 
 
 class JudgementSets(NamedTuple):
-    """Judgements of three groups of queries. A group is defined by the training queries of the relevant passages."""
+    """Judgements of three groups of queries, by whether their relevant passages also have training queries."""
 
     set0: list[Judgement]  # no relevant passage of the query has a training query
     set1: list[Judgement]  # all relevant passages have training queries
@@ -60,7 +60,7 @@ def write_judgement_sets(
     """
     require_folder_kind(Path(out), JUDGEMENTS)
     paths = [Path(out) / f"qrels.{name}.tsv" for name in SETS]
-    # Other files of the folder are no inputs: they may be outputs of an earlier call, which are replaced.
+    # Other files of the folder are not inputs: they may be outputs of an earlier call, which are replaced.
     sources = [("the judgements", source.data.member(source.file.path)) for source in (train, qrels)]
     for path in paths:
         require_other_output(path, sources)
@@ -79,7 +79,7 @@ def write_judgement_sets(
             file.write("query-id\tcorpus-id\tscore\n")
             file.writelines(f"{entry.query_id}\t{entry.passage_id}\t{entry.relevance}\n" for entry in entries)
             file.flush()  # a full disk raises its error before the old files are removed
-        for path in paths:  # so a killed job leaves no file of an earlier split beside a new one
+        for path in paths:  # removed first, so that a killed job leaves no file of an earlier split next to a new one
             path.unlink(missing_ok=True)
     counts = [len({entry.query_id for entry in entries}) for entries in sets]
     emit("split", files=dict(zip(SETS, paths)), queries=counts)

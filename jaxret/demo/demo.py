@@ -172,8 +172,8 @@ def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
 def print_plan(data: DemoData) -> None:
     """Print the purpose of the demo, and the meaning of each row of its tables."""
     print(f"""
-This demo trains two retrievers and measures how well they find the docstring that answers a question, beside word
-matching and an untrained model. They learn from pairs (first sentence of a docstring -> rest of it); the
+This demo trains two retrievers and measures how well they find the docstring that answers a question, compared
+with word matching and an untrained model. They learn from pairs (first sentence of a docstring -> rest of it); the
 {len(data.questions)} questions are not part of training. It takes minutes on two cores. What each row shows:
   {BASELINE:<32}what matching words finds, without a model""")
     for system in SYSTEMS:

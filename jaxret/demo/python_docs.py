@@ -1,9 +1,10 @@
 """The demo's data: documentation of Python 3.11's standard library, and questions about it.
 
 `corpus.jsonl.gz` has the docstrings of the public modules, classes, functions and methods, under the names that users
-type (LICENSE-python.txt). Where the first sentence of a docstring summarizes it, the record also has a training pair:
-the summary is the query, the rest the passage. The test questions (`questions.jsonl`) were written by hand and are
-searched for in all docstrings. A docstring that answers one may be in training with its summary; no question ever is.
+type (LICENSE-python.txt). If the first sentence of a docstring summarizes it, the record also has a training pair: the
+summary is the query, and the rest is the passage. The test questions (`questions.jsonl`) were written by hand. All
+docstrings are searched for their answers. The training data have no question, but may have the docstring that answers
+one, with its summary.
 """
 
 from __future__ import annotations

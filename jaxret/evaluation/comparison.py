@@ -129,7 +129,7 @@ class SystemComparison:
             f"{sum(not test.comparison.equal for test in self.tests)} tests of this table; over runs is not corrected."
         )
         if any(test.comparison.p_t is None for test in self.tests):
-            parts.append("There is no t-test where all differences are equal, and no test where they are zero.")
+            parts.append("There is no t-test if all differences are equal, and no test if they are zero.")
         return parts
 
     def describe_queries(self) -> str:
@@ -196,8 +196,8 @@ def compare_systems(
 
 
 def with_holm(tests: Sequence[SystemTest]) -> list[SystemTest]:
-    """Return the tests with p-values that are corrected for their number. Where all values are equal there is nothing
-    to test, and such a pair is not counted."""
+    """Return the tests with p-values that are corrected for their number. A pair whose values are all equal is not
+    tested and not counted."""
     unequal_tests = [test for test in tests if not test.comparison.equal]
     # An undefined t-test counts as a test with p = 1, so that the correction is the same for both columns.
     holm_t = holm([1.0 if test.comparison.p_t is None else test.comparison.p_t for test in unequal_tests])

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 NORMS = ("softmax", "cosine", "none")
-EQUAL = 1e-5  # of 1 - cos; float32 encoders leave up to about 1e-6 between vectors that are the same
+EQUAL = 1e-5  # tolerance of 1 - cos; float32 encoders leave up to about 1e-6 between vectors that are the same
 
 
 @dataclass(frozen=True)

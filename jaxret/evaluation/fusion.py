@@ -88,7 +88,7 @@ def fuse(runs: Sequence[Rankings], method: str, weights: Sequence[float] | None 
 def _fuse_query(
     lists: Sequence[Ranking], method: FusionMethod, weights: Sequence[float], k: int
 ) -> list[tuple[str, float]]:
-    passages = list(dict.fromkeys(passage for ranking in lists for passage, _ in ranking))  # in order of ties
+    passages = list(dict.fromkeys(passage for ranking in lists for passage, _ in ranking))  # the order of ties
     numbers, last = np.zeros((len(lists), len(passages))), len(passages)
     ranks = np.full((len(lists), len(passages)), last)
     row_of = {passage: row for row, passage in enumerate(passages)}

@@ -94,12 +94,14 @@ def parse_measure(name: str) -> Measure:
     """Return the measure with a name such as "nDCG@10" or "AP(rel=2)". Raises ValueError with the valid names."""
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in _FORMULAS:
-        raise ValueError(f"unknown measure {name!r:.60}{_suggest_measure(name)}; known are {KNOWN_MEASURES}")
+        raise ValueError(f"unknown measure {name!r:.60}{_suggest_measure(name)}; the measures are {KNOWN_MEASURES}")
     kind, relevance, cutoff = match["kind"], match["relevance"], match["cutoff"]
     if cutoff is None and kind in _NEEDS_CUTOFF:
-        raise ValueError(f"measure {name!r} needs a cut-off, as in '{name}@100'; known are {KNOWN_MEASURES}")
+        raise ValueError(f"measure {name!r} needs a cut-off, as in '{name}@100'; the measures are {KNOWN_MEASURES}")
     if relevance is not None and kind in _WITHOUT_REL:
-        raise ValueError(f"measure {name!r} takes no rel= because it uses graded gains; known are {KNOWN_MEASURES}")
+        raise ValueError(
+            f"measure {name!r} takes no rel= because it uses graded gains; the measures are {KNOWN_MEASURES}"
+        )
     return Measure(name, kind, int(cutoff) if cutoff else None, int(relevance or 1))
 
 
@@ -211,7 +213,7 @@ def _raise_bad_scores(query_id: str, ranking: Ranking) -> None:
     for rank, (passage_id, score) in enumerate(ranking, 1):
         where = f"query {query_id!r}, rank {rank}, passage {passage_id!r}"
         if math.isnan(score):
-            raise ValueError(f"{where}: the score is NaN, so the ranking means nothing; make the run again")
+            raise ValueError(f"{where}: the score is NaN, so the passages cannot be ranked; write the run again")
         if rank > 1 and score > ranking[rank - 2][1]:
             raise ValueError(
                 f"{where}: score {score!r} is above {ranking[rank - 2][1]!r} one rank before; "

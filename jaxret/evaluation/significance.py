@@ -123,7 +123,7 @@ def randomization(differences: np.ndarray, resamples: int, rng: np.random.Genera
         rows = min(step, vectors - start)
         if exact:
             bits: np.ndarray = (np.arange(start, start + rows)[:, None] >> np.arange(count)) & 1
-        else:  # whole words are drawn, so that the bits do not depend on the number of rows at a time
+        else:  # random bits are drawn in whole words, so that they do not depend on the number of rows at a time
             words = rng.integers(0, 2**64, (rows, -(-count // 64)), np.uint64)
             bits = np.unpackbits(words.view(np.uint8), axis=1)[:, :count]
         extremes += int((np.abs(total - 2 * (bits.astype(np.float64) @ differences)) >= least).sum())
@@ -156,7 +156,8 @@ def welch_p_value(baseline: Sequence[float], system: Sequence[float]) -> float |
     models. None if one system has fewer than two runs, or if the runs of each system are equal."""
     if min(len(baseline), len(system)) < 2 or max(np.ptp(baseline), np.ptp(system)) < _TOLERANCE:
         return None
-    # Of moments: scipy warns about the runs of one system that are equal, of which Welch's test is defined.
+    # Computed from moments, because scipy warns if the runs of one system are equal, although Welch's test is then
+    # defined.
     moments = ((np.mean(runs), np.std(runs, ddof=1), len(runs)) for runs in (system, baseline))
     (mean, deviation, count), (other_mean, other_deviation, other_count) = moments
     test = stats.ttest_ind_from_stats(mean, deviation, count, other_mean, other_deviation, other_count, equal_var=False)

@@ -1,6 +1,6 @@
 """Search an encoded corpus for one question, and print the best passages: `jaxret search --query`.
 
-It imports nothing of evaluation and of the formats of judgements, because imports are most of the time of an answer.
+It does not import evaluation and the formats of judgements, because imports take most of the time of an answer.
 """
 
 from __future__ import annotations

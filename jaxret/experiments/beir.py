@@ -1,6 +1,6 @@
 """Evaluate a run on every data set of a folder, as BEIR does: `jaxret beir`.
 
-Each set is encoded and searched as by `jaxret encode` and `jaxret search`. A finished set is not evaluated again.
+Each set is encoded and searched like in `jaxret encode` and `jaxret search`. A finished set is not evaluated again.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class _Evaluator:
         return ".".join(filter(None, (f"{name}.{self.job.split}", self.label(True))))
 
     def evaluate(self, name: str, corpus: Corpus) -> dict[str, Any]:
-        """Evaluate on the set in a corpus's folder, unless that is done, and return the set's result (`read_set`)."""
+        """Evaluate on the set in a corpus's folder, unless it is already evaluated, and return the set's result
+        (`read_set`)."""
         encoded_name, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
         options = EvaluationOptions(
             k=BEIR_DEPTH,
@@ -172,7 +173,7 @@ class _Evaluator:
         return read_set(path)
 
     def evaluate_bm25(self, name: str, corpus: Corpus) -> None:
-        """Evaluate BM25 on the set in a corpus's folder, unless that is done."""
+        """Evaluate BM25 on the set in a corpus's folder, unless it is already evaluated."""
         settings, stem, workdir = BM25Settings(), f"{name}.{self.job.split}", Workdir(self.bm25_folder)
         options = EvaluationOptions(
             k=BEIR_DEPTH, measures=BEIR_MEASURES, latency=0, on_error=self.job.on_error, name=stem
@@ -199,8 +200,8 @@ class _Evaluator:
         return any(self.ledger.has(member, self._inputs(folder, on_error)) for on_error in {"error", self.job.on_error})
 
     def write_result(self) -> dict[str, Any]:
-        """Write the results of all complete sets of the folder, and return them. Sets that other jobs evaluated are
-        among them."""
+        """Write the results of all complete sets of the folder, including sets that other jobs evaluated, and return
+        them."""
         sets = list_sets(Path(self.job.folder))
         reasons = unjudged_sets(sets, self.job.split)
         results = {

@@ -95,10 +95,10 @@ def _is_built(index_path: Path, encoded_corpus: EncodedCorpus, options: IndexOpt
     if factory != options.factory:
         raise ValueError(f"{index_path} is an index {factory}; choose another name for {options.factory}, or delete it")
     if manifest["corpus"] != identity_of(encoded_corpus):
-        print(f"{index_path} was built from other vectors than the corpus has now: it is built again")
+        print(f"{index_path} was built from other vectors than the corpus has now: it is rebuilt")
         return False
     if (manifest["training"]["sample"], manifest["training"]["seed"]) != (options.train_vectors, options.seed):
-        print(f"{index_path} was trained on another sample: it is built again")
+        print(f"{index_path} was trained on another sample: it is rebuilt")
         return False
     print(f"{index_path} was built already")
     return True
@@ -119,9 +119,9 @@ def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
 
 
 def recall_table(recall: dict[str, Any]) -> list[str]:
-    """Return the lines of a table with the recall of each search parameters; a * marks the default of searches."""
+    """Return the lines of a table with the recall for each value of the search parameters. A * marks the default."""
     depths = list(recall["measured"][0]["recall"])
-    rows = [["", "parameters", *(f"recall@{depth}" for depth in depths), "ms a question"]]
+    rows = [["", "parameters", *(f"recall@{depth}" for depth in depths), "ms per question"]]
     for row in recall["measured"]:
         default = "*" if row["parameters"] == recall["parameters"] else ""
         recalls = [f"{row['recall'][depth]:.4f}" for depth in depths]

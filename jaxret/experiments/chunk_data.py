@@ -94,7 +94,7 @@ def _chunk_examples(
         query = example.query
         if not query.answers:
             raise ValueError(
-                f"{source}: query {query.id!r} has no answers, which choose the chunks of a positive. Split only the "
+                f"{source}: query {query.id!r} has no answers to choose the chunks of a positive by. Split only the "
                 "corpus, and train on whole passages"
             )
         chunks = [chunk for passage in example.positives for chunk in split_passage(passage, options)]

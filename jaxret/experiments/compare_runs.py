@@ -219,7 +219,7 @@ def read_result(location: str, data: str) -> RunResult:
     report = read_json(path)
     provenance = report.get("provenance") if isinstance(report, dict) else None
     if not isinstance(provenance, dict) or "per_query" not in report or "search" not in provenance:
-        raise ValueError(f"{path} is not a result of jaxret search (it has no values per query with their provenance)")
+        raise ValueError(f"{path} is not a result of jaxret search (it has no values per query with provenance)")
     dataset = provenance.get("dataset", {})
     if "sha256" not in dataset:
         raise ValueError(f"{path} has no digests of its queries and judgements: run jaxret search again")
@@ -250,7 +250,7 @@ def read_result(location: str, data: str) -> RunResult:
 
 
 def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search: Mapping[str, Any]) -> str:
-    """Return the digest of all that a run's results depend on, except seeds.
+    """Return a digest of all values that a run's results depend on, except seeds.
 
     Args:
         config: the flat config of the run.
@@ -319,12 +319,12 @@ def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> 
         systems[f"{system} ({members[0].path})" if system in systems else system] = members
     paths = Counter(result.path.resolve() for members in systems.values() for result in members)
     if duplicates := [path for path, count in paths.items() if count > 1]:
-        raise ValueError(f"{duplicates[0]} is in two systems, and a run counts once; remove it from one")
+        raise ValueError(f"{duplicates[0]} is in two systems, but a run counts only once; remove it from one")
     return systems
 
 
 def comparison_notes(systems: Mapping[str, Sequence[RunResult]]) -> list[str]:
-    """Return sentences on differences between the runs that the numbers do not show."""
+    """Return sentences about differences between the runs that the numbers do not show."""
     return [
         note
         for note in (training_data_note(systems), *initial_weight_notes(systems), *missing_query_notes(systems))
@@ -389,8 +389,7 @@ def _shared_name(results: Sequence[RunResult]) -> str:
 
 
 def require_measure(name: str, results: Sequence[RunResult]) -> None:
-    """Raise ValueError unless all results have the measure. If it has no cut-off, they must have the same depth,
-    too."""
+    """Raise ValueError unless all results have the measure and, if it has no cut-off, the same depth."""
     for result in results:
         if name not in result.values:
             raise ValueError(f"{result.path} has no {name!r}; it has {', '.join(result.values)}")

@@ -43,7 +43,7 @@ SPACE = 10 * 10**9  # bytes that a disk should have free: a corpus of a million 
 MEMORY = 4 * 10**9  # bytes that should be available: training BERT-base takes 2 GB for parameters and moments
 PRODUCT_SECONDS = 0.5  # time for which a product is repeated
 ATTENTION_ERROR = 0.02  # largest difference between attention kernels in bfloat16
-NOT_AVAILABLE = "not available"  # first words of the value if this machine does not have the examined thing
+NOT_AVAILABLE = "not available"  # first words of the value if this machine lacks the checked part
 _LAST_PORT = 65535
 NETWORK_SYSTEMS = ("fuse", "nfs", "cifs", "9p", "lustre")
 
@@ -52,7 +52,7 @@ NETWORK_SYSTEMS = ("fuse", "nfs", "cifs", "9p", "lustre")
 class Check:
     """One line of the report."""
 
-    name: str  # the examined thing
+    name: str  # the checked part
     value: str  # the result
     problem: str = ""  # why work fails or is slow, and the remedy; "" if nothing is wrong
     fatal: bool = False  # whether work fails
@@ -72,7 +72,7 @@ def check_packages(versions: Mapping[str, str], faiss_problem: str = "") -> Iter
     problem = f"{', '.join(missing_packages)} missing; pip install -r requirements.txt" if missing_packages else ""
     yield Check("packages", value, problem, bool(missing_packages))
     if "jax" in versions and versions["jax"] != versions.get("jaxlib", versions["jax"]):
-        problem = f"jax and jaxlib must be of one version; pip install --upgrade jaxlib=={versions['jax']}"
+        problem = f"jax and jaxlib must have the same version; pip install --upgrade jaxlib=={versions['jax']}"
         yield Check("jaxlib", f"jax {versions['jax']}, jaxlib {versions['jaxlib']}", problem)
     builds = [name for name in FAISS if name in versions]
     value = ", ".join(f"{name} {versions[name]}" for name in builds) or "not installed"
@@ -80,7 +80,7 @@ def check_packages(versions: Mapping[str, str], faiss_problem: str = "") -> Iter
         problem = "the two overwrite each other; pip uninstall faiss-cpu faiss-gpu, then install one of them"
         yield Check("FAISS", value, problem, fatal=True)
     elif not builds:
-        yield Check("FAISS", value, "XLA searches, and there are no approximate indexes; pip install faiss-cpu")
+        yield Check("FAISS", value, "XLA searches; approximate indexes are not available; pip install faiss-cpu")
     elif faiss_problem:
         problem = f"it cannot be imported ({faiss_problem}); pip install --force-reinstall {value.split()[0]}"
         yield Check("FAISS", value, problem, fatal=True)
@@ -140,7 +140,7 @@ def check_memory(available: int | None) -> Check:
     if available is None:
         return Check("memory", "not known on this system")
     value = f"{available / 1e9:.1f} GB available"
-    small = "little for training; smaller train.batch_size, or train.chunk_size, need less"
+    small = "little for training; a smaller train.batch_size, or train.chunk_size, needs less"
     return Check("memory", value, small if available < MEMORY else "")
 
 
@@ -235,7 +235,7 @@ def check_folder(name: str, folder: Path) -> Check:
     return Check(
         name,
         value,
-        "little room for checkpoints and vectors; free some, or choose another folder" if free < SPACE else "",
+        "little space for checkpoints and vectors; free some space, or choose another folder" if free < SPACE else "",
     )
 
 

@@ -59,7 +59,7 @@ def checks_of_request(
         config = stored_config(run)
     wrong_platform = (
         check_platform(config) if config else None
-    )  # it may exclude devices, so it precedes `check_backend`
+    )  # it may exclude devices, so it comes before `check_backend`
     no_devices = check_backend()
     yield from checks_of_machine(workdir, coordinator)
     address = shown_path(workdir)
@@ -154,7 +154,7 @@ def check_precision(dtype: str, rates: Mapping[str, float]) -> Check:
     best = max(rates, key=lambda name: rates[name])
     if rates[best] > SLOWER * rates[dtype]:
         effect = "it rounds operands of products" if best == "bfloat16" else "it is also more exact"
-        problem = f"{best} is {rates[best] / rates[dtype]:.1f} times as quick here; use encoder.dtype={best} ({effect})"
+        problem = f"{best} is {rates[best] / rates[dtype]:.1f} times as fast here; use encoder.dtype={best} ({effect})"
         return Check("precision", value, problem)
     return Check("precision", value)
 
@@ -200,7 +200,7 @@ def _step_program(config: ConfigDict, encoder: Path | None, devices: list[jax.De
         retriever = checked_retriever(config, directory)
         if config.mesh.coordinator:
             plan = "jaxret plan --config=NAME --topology=... compiles it for chips of several hosts"
-            return Check("memory of a step", f"not computed with a part of the job's devices; {plan}")
+            return Check("memory of a step", f"not computed, because only a part of the job's devices is here; {plan}")
         return training_program(config, directory, longest_batch(config, retriever, len(devices)), devices)
     except FileNotFoundError:  # `check_encoder` has reported it
         return Check("memory of a step", "not computed without the encoder's config.json")
@@ -225,11 +225,11 @@ def check_step_memory(config: ConfigDict, program: AbstractProgram, devices: lis
 
 
 def check_fit(config: ConfigDict, need: int, usable: int | None) -> Check:
-    """Return a check of the bytes that a step needs. `usable` is the number of bytes of a device; None: unknown."""
+    """Return a check of whether a step fits a device. `need` and `usable` are bytes; None: unknown."""
     value = f"a step of the longest batch needs {need / 1e9:.1f} GB"
     if usable is None:
         return Check("memory of a step", value)
-    value += f" of {usable / 1e9:.1f} GB"
+    value += f"; {usable / 1e9:.1f} GB can be used"
     if need > usable:
         return Check("memory of a step", value, f"it does not fit; {_less_memory(config)}", fatal=True)
     return Check("memory of a step", value)

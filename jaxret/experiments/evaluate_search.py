@@ -58,7 +58,7 @@ class Retrieved:
     missing_ids: Callable[[set[str]], set[str]]  # passage ids -> the ids that are not searched
     provenance: Mapping[str, Any]  # provenance of the evaluation, without the data set
     bytes_per_passage: float  # bytes that the system stores per passage
-    latency: Callable[[], dict[str, Any]]  # measures the time of a question
+    latency: Callable[[], dict[str, Any]]  # measures the times of single queries
     where: str = "in the corpus"  # description of the searched passages, for messages
 
 
@@ -154,7 +154,7 @@ def treat_self_matches(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
 
 
 def evaluation_path(run_file: PathLike) -> Path:
-    """Return the path of the evaluation of a run file of any name, which is beside it."""
+    """Return the path of a run file's evaluation: NAME.eval.json, next to the run file."""
     return Path(run_file).with_name(f"{Path(run_file).name}.eval.json")
 
 
@@ -166,8 +166,8 @@ def write_measures(
     cost: Mapping[str, Any],
     latency: Callable[[], Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write the evaluation of a run file, print its path, and emit its event. Without measures only the event is
-    emitted.
+    """Write the evaluation of a run file, print its path, and emit its event. If there are no measures, only emit the
+    event.
 
     Timing comes last. The evaluation is written before it, so that it is not lost if timing is stopped.
 
@@ -177,7 +177,7 @@ def write_measures(
         answers: accuracies by answers, if there are any.
         provenance: provenance of the evaluation.
         cost: costs of the system, without times.
-        latency: measures the time of a question; None if it is not measured.
+        latency: function that measures the times of single queries; None if they are not measured.
     """
     run_file, results = files
     first, second = (evaluation, answers) if evaluation else (answers, None)
@@ -206,7 +206,7 @@ def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | No
         print(evaluation_text({plan.system: evaluation}))
     cost = {"bytes_per_passage": round(retrieval.bytes_per_passage, 1)}
     if evaluation or answers:
-        print(f"{cost['bytes_per_passage']:,.0f} bytes a passage")
+        print(f"{cost['bytes_per_passage']:,.0f} bytes per passage")
     write_measures(
         (plan.run_file, plan.results),
         evaluation,

@@ -54,7 +54,7 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
     deepest = max(depths, key=lambda name: depths[name], default="")
     if deepest and depths[deepest] > k:
         if where:
-            raise ValueError(f"{deepest} needs {depths[deepest]} passages a query; {where} has {k} at most")
+            raise ValueError(f"{deepest} needs {depths[deepest]} passages per query; {where} has {k} at most")
         raise ValueError(f"{deepest} needs --k={depths[deepest]} or more; only {k} passages per query are requested")
     return MeasureNames(
         names=tuple(measure.name for measure in parsed_measures) or measures_for(k),
@@ -66,5 +66,5 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
 def _accuracy_cutoff(name: str) -> int:
     match = re.fullmatch(_ACCURACY + "([1-9][0-9]{0,8})", name)
     if match is None:
-        raise ValueError(f"unknown measure {name!r:.60}; k of Accuracy@k is a whole number from 1, as in Accuracy@20")
+        raise ValueError(f"unknown measure {name!r:.60}; k of Accuracy@k is a whole number above 0, as in Accuracy@20")
     return int(match[1])

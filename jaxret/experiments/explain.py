@@ -108,7 +108,7 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
     """Return a table of the words with the largest values of a text. For a passage, the words of the query follow.
 
     Args:
-        run: a run whose head computes values of words.
+        run: a run whose head gives values to words.
         text: token ids of one text.
         side: whether the text is a query or a passage.
         question: token ids of the query; None without a query.
@@ -143,7 +143,7 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
 
 def vocabulary_values(run: Run, text: Ragged, side: Side) -> np.ndarray:
     """Return the values of the vocabulary's words at each of U positions of a text, [U,vocabulary]. `text` has the
-    token ids of one text; the head of `run` computes values of words."""
+    token ids of one text; the head of `run` gives values to words."""
     ids, mask = text.padded(np.array([0]), int(text.lengths[0]), run.tokenizer.pad_id)
     tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
     program = jax.jit(lambda params: run.model.word_values(params, tokens, side))
@@ -153,10 +153,10 @@ def vocabulary_values(run: Run, text: Ragged, side: Side) -> np.ndarray:
 def own_word_values(run: Run, passage: Passage) -> list[tuple[str, float]]:
     """Return (token, value of its word in the passage's vector before pruning) for each token of a passage.
 
-    Raises ValueError for a family that has no values of words, and for a passage without text.
+    Raises ValueError for a family that gives words no values, and for a passage without text.
     """
     if not run.model.module.head.word_values("passage"):
-        raise ValueError(f"head {run.config.head.name!r} has no values of words")
+        raise ValueError(f"head {run.config.head.name!r} gives words no values")
     check_passage(passage, Location(Path("the passage"), 1))
     text = run.tokenizer.passages([passage])
     strongest = vocabulary_values(run, text, "passage").max(axis=0)

@@ -26,7 +26,7 @@ class ExplainRequest:
 
     def __post_init__(self) -> None:
         if not (self.query or self.text or self.passage_id) or (self.text and self.passage_id):
-            raise ValueError("give a --query, and a passage as --passage=TEXT or --passage_id=ID, or one of them alone")
+            raise ValueError("give --query, a passage (--passage=TEXT or --passage_id=ID), or both")
         if self.rank and not (self.query and self.passage_id):
             raise ValueError("--rank needs --query and --passage_id: give both")
         if self.title and not self.text:

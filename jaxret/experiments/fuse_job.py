@@ -27,7 +27,7 @@ def parse_weights(texts: Sequence[str]) -> tuple[float, ...]:
 class FuseJob:
     """Runs to fuse, and how to evaluate the result."""
 
-    # run files of the same queries; or folders of runs and of BM25, which all score every candidate
+    # run files of the same queries, or folders of runs and of BM25, each of which scores every candidate
     runs: Sequence[str]
     out: str  # file to write, a TREC run
     method: str = option(

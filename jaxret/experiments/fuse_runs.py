@@ -32,7 +32,7 @@ TUNED_DEPTH = 1000  # passages per query in tuning if the measure has no cut-off
 
 
 def fuse_runs(job: FuseJob) -> Evaluation | None:
-    """Write the fused run. With judgements, print its evaluation beside the evaluations of the runs, and return it.
+    """Write the fused run. With judgements, print its evaluation next to the evaluations of the runs, and return it.
 
     Run files are fused by their rankings, folders of systems by the scores of all systems (`ExactFusion`).
 
@@ -45,7 +45,7 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
         return _fuse_systems(job)
     job = replace(job, method=job.method or next(iter(FUSION_METHODS)))
     _check_files(job)
-    # Before the work: a mistyped path is an error at once.
+    # Read before the work, so that a mistyped path is an error at once.
     judged = JudgementSource.open(job.tune_qrels, job.tune_split) if job.tune_runs else None
     sources = [("a run that is fused", source.data) for source in job.rankings]
     sources += [("what the weights are tuned on", source.data) for source in job.tune_rankings]
@@ -80,7 +80,8 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
     evaluation_queries = read_evaluation_queries(job.source, Policy())
-    tune_queries = read_evaluation_queries(tuning, Policy()) if tuning else None  # before the systems are opened, too
+    # Also read before the systems are opened.
+    tune_queries = read_evaluation_queries(tuning, Policy()) if tuning else None
     parts = open_systems(job.runs, job.encoded_name)
     systems: list[ScoringSystem] = [part.system for part in parts]
     if job.removes_self_matches:
@@ -127,7 +128,7 @@ def tune_systems(
     rankings: dict[tuple[float, ...], Rankings] = {weights: {} for weights in weights_to_try(len(systems))}
     depth = parse_measure(measure).cutoff or TUNED_DEPTH
     for query in queries:
-        cached_systems = [CachedSystem(system) for system in systems]  # a cache has the scores of one query
+        cached_systems = [CachedSystem(system) for system in systems]  # a cache holds the scores of one query
         for weights, run in rankings.items():
             run.update(ExactFusion(method, weights)(cached_systems, [query], depth))
     return best_weights(

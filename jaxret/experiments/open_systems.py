@@ -75,7 +75,7 @@ def _open_run(folder: str, encoded_name: str) -> OpenSystem:
     run = open_run(folder)
     searcher = Searcher(run, corpus_folder(run.workdir, encoded_name), many=True)
     if len(searcher.encoded_corpus.parts) > 1 or searcher.encoded_corpus.selection is not None:
-        raise ValueError(f"{folder}: passages were appended or deleted; encode the current corpus to fuse it")
+        raise ValueError(f"{folder}: passages were appended or deleted; encode the current corpus before fusion")
     return OpenSystem(
         folder, DenseSystem(searcher), dict(searcher.encoded_corpus.corpus_identity), run.checkpoint["digest"]
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxret.data.formats.rankings import RankingSource
     from jaxret.experiments.evaluation_queries import EvaluationSource
 
-# Fields for reranking and evaluating a run, which have no meaning with `train`.
+# Fields for reranking and evaluating a run, which `train` does not use.
 OF_RUNS = ("queries", "corpus", "qrels", "measures", "self_matches", "k", "tail", "match", "latency")
 
 

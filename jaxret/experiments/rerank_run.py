@@ -74,7 +74,7 @@ def rerank_run(
     """Write the reranked run. With judgements, print and return (evaluation of the first stage, evaluation after
     reranking).
 
-    With judgements or answers, an evaluation file like `jaxret search`'s is written beside the run.
+    With judgements or answers, an evaluation file like `jaxret search`'s is written next to the run.
 
     Raises:
         DataError: a query or a passage of the run has no text, or the run is empty.

@@ -42,7 +42,7 @@ def run_search(
 
 
 def _search_queries(run: Run, job: SearchJob, options: SearchOptions) -> None:
-    from jaxret.experiments.search_files import search_files  # a question needs nothing of evaluation
+    from jaxret.experiments.search_files import search_files  # a single question needs no evaluation
     from jaxret.experiments.search_sizes import search_sizes
 
     step = "" if job.checkpoint == "best" else f"step-{run.checkpoint['step']}"

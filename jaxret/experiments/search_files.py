@@ -98,7 +98,7 @@ def _search_label(run: Run, options: SearchOptions, encoded_name: str) -> str:
 
 
 def _measure_times(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:
-    """Return the times of a question, and of the search in each number of passages."""
+    """Return the times of single queries, and of a search of each number of passages."""
     queries, options = plan.dataset.queries, plan.options
     times = measure_latency(searcher, queries, options.k, options.latency)
     if options.latency_passages:
@@ -127,7 +127,7 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
 
 
 def describe_proof(result: SearchResult) -> str:
-    """Return a line on the work that proved that a result is exact."""
+    """Return a line about the work that proved that a result is exact."""
     queries, width = result.rows.shape
     deeper = f"; {result.rounds[1]:,} queries looked deeper" if len(result.rounds) > 1 else ""
     candidates = result.scored_pairs / queries

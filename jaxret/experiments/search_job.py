@@ -54,7 +54,7 @@ class SearchJob:
     qrels: str = shared_options.qrels()
     split: str = shared_options.split("test")
     encoded_name: str = shared_options.encoded_corpus()
-    # k, latency_passages, measures: if they are given, those of `evaluation`
+    # k, latency_passages, measures: if they are given, they replace the fields of `evaluation`
     k: int | None = option(None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
     latency_passages: tuple[int, ...] = option(
         (), "also time searches of the first N passages, such as 1000,100000, and of all", parse=parse_counts
@@ -74,7 +74,7 @@ class SearchJob:
     processes: JobOptions = field(default_factory=JobOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     options: SearchOptions = SearchOptions()
-    evaluation: EvaluationOptions = EvaluationOptions()  # without `queries`, only k has a meaning
+    evaluation: EvaluationOptions = EvaluationOptions()  # without `queries`, only k is used
     explicit_fields: tuple[str, ...] = ()  # fields that the command line sets, default values included
 
     def __post_init__(self) -> None:

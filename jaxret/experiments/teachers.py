@@ -112,7 +112,7 @@ def _require_no_missing(teacher: str, ids: Sequence[str]) -> None:
 def _require_same_texts(teacher: str, passages: Mapping[str, Passage], corpus_passages: Mapping[str, Passage]) -> None:
     """Raise ValueError if most of the passages have other texts in the corpus of a teacher.
 
-    Ids may be row numbers, which another corpus has, too. A few texts may differ, because some positives of DPR's files
+    Ids may be row numbers, which another corpus also has. A few texts may differ, because some positives of DPR's files
     are not exactly its passages.
 
     Args:
@@ -202,7 +202,7 @@ def check_teacher(name: str, encoded_name: str, texts: Corpus | TrainingSource, 
     if isinstance(texts, Corpus):
         remedy = f"encode it with the teacher (jaxret encode --workdir={folder} --name=...), or use that corpus"
         require_encoded(encoded_corpus, texts, texts.scan().sha256, remedy)
-    else:  # the last text of an id is that of its vector
+    else:  # the last text of an id belongs to its vector
         corpora = (unchanged_corpus(shards.folder) for shards in reversed(encoded_corpus.shards))
         require_passages(f"the teacher {name!r}", texts, corpora, policy)
 

@@ -34,7 +34,7 @@ class JudgedSource:
     three are read from these records."""
 
     source: EvaluationSource
-    judgements: JudgementSource  # judgements of `source`, which are never None
+    judgements: JudgementSource  # the judgements of `source`, which must have some
     corpus: Corpus
 
     @classmethod
@@ -97,7 +97,7 @@ class JudgedPairs:
     digest: str  # digest of texts and pairs
 
     def diversity(self) -> Diversity:
-        """Return how much the vectors of a passage differ, and how often each wins."""
+        """Return how much the vectors of a passage differ, and how often each vector has the highest score."""
         return diversity(self.queries, self.passages, self.rows)
 
 
@@ -108,7 +108,7 @@ def judged_pairs(run: Run, data: JudgedSource) -> JudgedPairs:
         vectors = run.model.unpooled().vectors_per_passage
         raise ValueError(
             f"head {run.config.head.name!r} has {'a vector for every token' if vectors is None else 'one vector'} of a "
-            "passage; diversity needs a head with several vectors, equally many for every passage"
+            "passage; diversity needs a head with several vectors, the same number for every passage"
         )
     texts = read_judged_texts(data)
     pairs = texts.pairs

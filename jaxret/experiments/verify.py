@@ -209,7 +209,8 @@ def _require_same_model(sidecar: Path, manifest: Manifest) -> None:
 
 
 def _verify_index(folder: Path) -> Verification:
-    """Verify an approximate index. If its corpus has changed since, the index is intact, but no search uses it."""
+    """Verify an approximate index. If its corpus was changed after the build, the index is intact, but no search uses
+    it."""
     warning = ""
 
     def check() -> None:
@@ -239,4 +240,4 @@ def _verify_metadata(folder: Path) -> Iterator[Verification]:
 
 def _verify_column(path: Path, entry: Any) -> None:
     if path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
-        raise ShardError(f"{path}: damaged (its SHA-256 differs from the manifest's); it is made again when needed")
+        raise ShardError(f"{path}: damaged (its SHA-256 differs from the manifest's); it is created again when needed")

@@ -23,7 +23,7 @@ from jaxret.runs.run import Run, open_run, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.transaction import new_folder
 
-# Library -> function that writes the library's files into an empty folder, reads them back, and returns sentences on
+# Library -> function that writes the library's files into an empty folder, reads them back, and returns sentences about
 # how they differ from the run. It raises ValueError if vectors differ, or if the library does not support the run.
 MODEL_WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "hf": write_hf,
@@ -45,7 +45,7 @@ def export(
     queries: QuerySource | None = None,
     options: StoreOptions = StoreOptions(),
 ) -> str:
-    """Export a checkpoint. Return sentences on how the files differ from the run.
+    """Export a checkpoint. Return sentences about how the files differ from the run.
 
     The files are read back, and their vectors of 64 texts (hidden states of a plain encoder, scores of an index) are
     compared with the run's. After an error or a kill, `out` does not exist, except for an export to a store, which the
@@ -107,7 +107,7 @@ def export(
 
 
 def limits_of_export(run: Run) -> list[str]:
-    """Return sentences on properties of the run that encoder files cannot express."""
+    """Return sentences about properties of the run that encoder files cannot express."""
     separator = run.tokenizer.title_separator
     quote = separator if separator == SEPARATOR else repr(separator)
     notes = [f"The files do not join title and text of a passage: join them by {quote} before encoding."]

@@ -169,5 +169,5 @@ def _measures(run: Run) -> list[tuple[str, dict[str, float]]]:
 
 
 def _is_of_model(search: Mapping[str, Any]) -> bool:
-    """Return whether the measures of a search depend on the model alone, not on an index, a filter or a dimension."""
+    """Return whether the measures of a search depend only on the model, not on an index, a filter or a dimension."""
     return bool(search.get("exact")) and not any(search.get(key) for key in ("filter", "max_passage", "dimension"))

@@ -25,7 +25,7 @@ from jaxret.types import Ragged
 
 
 def write_hf(run: Run, out: Path) -> list[str]:
-    """Write the encoder, or the encoder of each side in a folder of its own, with head and config."""
+    """Write the encoder, or the encoder of each side in a separate folder, with head and config."""
     tied = run.config.encoder.tied
     folders = {side: out if tied else out / side for side in SIDES}
     for side, folder in folders.items():

@@ -19,7 +19,7 @@ from jaxret.storage.atomic import read_json
 
 
 def write_peft(run: Run, out: Path) -> list[str]:
-    """Write the adapters, or the adapters of each side in a folder of its own, with head and config. Compare the
+    """Write the adapters, or the adapters of each side in a separate folder, with head and config. Compare the
     vectors of the base with these adapters. Raises ValueError for a run without adapters."""
     settings, shapes = run.config.lora, run.model.module.config
     adapters = make_adapters(settings, shapes)

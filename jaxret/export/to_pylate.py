@@ -79,7 +79,7 @@ def require_pylate_form(run: Run) -> None:
 
 
 def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.ndarray:
-    """Check the settings in a PyLate directory, and return the vectors that its files give.
+    """Check the settings in a PyLate directory, and return the vectors that are computed from its files.
 
     Args:
         run: the run, for token ids and expected settings.

@@ -11,7 +11,7 @@ from jaxret.index.shard_set import ShardSet
 
 COSINE_LIMIT = 0.95  # mean cosine of random pairs above which a model has collapsed
 SAMPLE_SIZE = 1000  # passages whose vectors are compared
-# Upper bound of the sampled passages times the dimension; a sparse vector is held with all its zeros.
+# Largest product of sampled passages and dimension; a sparse vector is in memory with all its zeros.
 SAMPLE_NUMBERS = 2**25
 
 
@@ -37,7 +37,7 @@ def collapse_warning(shards: ShardSet) -> str:
 
 
 def _vectors(shards: list[tuple[int, Any]], rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the vectors [V,D] of each row. Rows are ascending, and numbered through all shards."""
+    """Yield the vectors [V,D] of each row. Row numbers are ascending and continue from shard to shard."""
     first = 0
     for count, open_vectors in shards:
         shard_rows = rows[(rows >= first) & (rows < first + count)]
@@ -62,6 +62,7 @@ def mean_cosine(passages: list[np.ndarray]) -> float:
 
 
 def _units(vectors: np.ndarray) -> np.ndarray:
-    """Return unit vectors [V,D+1]. The added last number is 1 for a vector of zeros, and 0 for other vectors."""
+    """Return unit vectors [V,D+1]. Number D+1 is 1 for a vector of zeros, and 0 for other
+    vectors."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.concatenate([vectors / np.where(norms > 0, norms, 1), norms == 0], axis=1)

@@ -31,7 +31,7 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
         return workdir.embeddings(name)
     matches = [choice for choice in names if not name or is_source(encoded_source(workdir.embeddings(choice)), name)]
     if len(matches) > 1:
-        several = f"several corpora{f' of {name}' if name else ''}, {', '.join(matches)}"
+        several = f"several corpora{f' named {name}' if name else ''}, {', '.join(matches)}"
         raise ValueError(f"{workdir} has {several}. Choose one with {flag}")
     if not matches and os.path.basename(name) == name and workdir.embeddings(name).is_dir():
         raise FileNotFoundError(

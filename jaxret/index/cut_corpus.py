@@ -108,13 +108,13 @@ def cut_corpus(
         folder: folder of the cut vectors.
         dtype: dtype of the cut vectors; "": the dtype of the source.
         progress: whether to show progress.
-        patience: seconds to wait for another job that cuts them, from its last shard.
+        patience: seconds to wait for another job that cuts them, counted from its last shard.
 
     Raises:
-        LockedError: another job holds the folder, and writes nothing.
+        LockedError: another job holds the folder and has stopped writing.
         ShardError: the stored vectors are damaged.
-        ContractError: the folder has vectors of another corpus, checkpoint or dimension, or passages were appended to
-            it or deleted from it alone.
+        ContractError: the folder has vectors of another corpus, checkpoint or dimension, or passages were appended or
+            deleted there and not in the source.
     """
     encoded_corpus, count = open_encoded(source), 0
     with hold_folder(folder, "cutting vectors", patience):
@@ -122,7 +122,7 @@ def cut_corpus(
             _require_no_own_changes(folder, source, encoded_corpus.parts)
             parts = list(zip(encoded_corpus.parts, encoded_corpus.shards, strict=True))
             with Progress("cut", int(encoded_corpus.firsts[-1]), "passage", shown=progress) as bar:
-                for part, shards in reversed(parts):  # the first part last: its manifest completes the corpus
+                for part, shards in reversed(parts):  # the first part comes last: its manifest completes the corpus
                     if part is parts[0][0] and read_parts(source):
                         write_parts(folder, encoded_corpus.parts)
                     count += _cut_part(run, shards, folder / part.name, dtype, bar)

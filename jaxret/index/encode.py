@@ -1,5 +1,5 @@
-"""Encode a corpus with a checkpoint into shards of vectors, by any number of jobs; resumable, with the same bytes
-however many jobs there were and however often they were killed."""
+"""Encode a corpus with a checkpoint into shards of vectors, by any number of jobs. Jobs can be killed and started
+again; the bytes of the shards are always the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jaxret.storage.atomic import write_json
 from jaxret.storage.bucket_leases import open_leases
 from jaxret.storage.working_copy import publish
 
-SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoever encoded the passages
+SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job checks, also for passages that other jobs encoded
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,22 @@ class EncodeResult:
     shards_written: int  # shards that this job wrote; the others existed, or other jobs wrote them
     padding_ratio: float  # tokens computed for each real one
     programs: int  # number of compiled programs
-    truncation: str  # a sentence on texts that were cut
-    timing: dict[str, Any] | None  # JSON, of the passages that this job encoded; None if it encoded none
+    truncation: str  # a sentence about texts that were cut
+    timing: dict[str, Any] | None  # JSON about the passages that this job encoded; None if it encoded none
     warnings: tuple[RunWarning, ...] = ()  # warnings about cut texts, collapsed vectors and mixed devices
 
     def describe_timing(self) -> str:
-        """Return a line on the time; "" if this job encoded nothing."""
+        """Return a line about the time; "" if this job encoded nothing."""
         if not self.timing:
             return ""
-        passages, seconds = self.timing["passages"], self.timing["seconds"]
-        speed = f"{self.timing['ms_per_passage']:,.3f} ms a passage, {self.timing['passages_per_second']:,.1f} a second"
+        passages, seconds, rate = (self.timing[key] for key in ("passages", "seconds", "passages_per_second"))
+        speed = f"{self.timing['ms_per_passage']:,.3f} ms per passage, {rate:,.1f} per second"
         return f"{passages:,} passages encoded in {seconds:,.1f} s, compilation included: {speed}"
 
 
 def corpus_name(corpus: Corpus) -> str:
-    """Return the folder under embeddings/ for a corpus: the name of its BEIR folder or of its file, without suffixes,
-    or of its data set."""
+    """Return the name of the folder under embeddings/ for a corpus: the name of its BEIR folder, of its file without
+    suffixes, or of its data set."""
     path = source_path(corpus.source)
     if is_named(path):
         return corpus.name
@@ -68,15 +68,15 @@ def corpus_name(corpus: Corpus) -> str:
 
 
 def default_name(corpus: Corpus | str, dimension: int = 0) -> str:
-    """Return the name that a corpus is encoded as, with the size of vectors that are cut; of the name of an encoded
-    corpus, only what is before its first dot."""
+    """Return the default name of an encoded corpus. If vectors are cut, it ends with their size, and a name of an
+    encoded corpus is used up to its first dot."""
     name = corpus.split(".")[0] if isinstance(corpus, str) else corpus_name(corpus)
     return f"{name}-{dimension}" if dimension else name
 
 
 def find_corpus(source: str, options: EncodeOptions) -> Corpus | None:
-    """Return the corpus at a path; None where there is nothing and vectors are to be cut: it is the name of an encoded
-    corpus then (`cut_encoded`). Raises DataError for any other path without a corpus."""
+    """Return the corpus at a path. Return None if vectors are to be cut and the path does not exist: it is then the
+    name of an encoded corpus (`cut_encoded`). Raises DataError for any other path without a corpus."""
     return None if options.dimension and not source_exists(source) else Corpus.open(source)
 
 
@@ -86,21 +86,21 @@ def encode_corpus(
     """Encode every passage of a corpus into `<workdir>/embeddings/<name>/`.
 
     The corpus is checked and counted; then one shard after another is read, tokenized (unless a store has its tokens),
-    encoded and written, all at the same time, so memory does not grow with the corpus. Any number of jobs may do so at
-    the same time, on any hosts that share the folder: each claims shards that no other job has (`leases.py`), takes
-    over those of jobs that died, and returns when all shards exist.
+    encoded and written, all at the same time, so memory does not grow with the corpus. Any number of jobs may encode at
+    the same time, on any hosts that share the folder. Each job claims shards that no other job has (`leases.py`), takes
+    over the shards of jobs that died, and returns when all shards exist.
 
     Args:
         run: the run whose checkpoint encodes.
         corpus: corpus to encode.
-        name: name of the encoded corpus; "" takes that of the corpus, and the size of vectors that are cut.
+        name: name of the encoded corpus; "": `default_name`.
         options: how to read, encode and write.
 
     Raises:
         DataError: a bad record.
         ContractError: the folder holds vectors of another checkpoint or corpus.
         VectorError: vectors of a passage are not finite.
-        ShardError: shards that were written are changed or removed meanwhile.
+        ShardError: shards that were written are changed or removed while others are written.
     """
     name = name or default_name(corpus, options.dimension)
     if larger := find_vectors_to_cut(run, corpus, name, options):
@@ -116,7 +116,7 @@ def encode_corpus(
 
 
 def find_vectors_to_cut(run: Run, corpus: Corpus, name: str, options: EncodeOptions) -> Path | None:
-    """Return the folder of the encoded corpus whose vectors `encode_corpus` cuts; None where it encodes the passages.
+    """Return the folder of the encoded corpus whose vectors `encode_corpus` cuts; None if it encodes the passages.
 
     Args:
         run, corpus, name, options: see `encode_corpus`.
@@ -131,19 +131,20 @@ def find_vectors_to_cut(run: Run, corpus: Corpus, name: str, options: EncodeOpti
 def cut_encoded(
     run: Run, encoded_name: str, options: EncodeOptions, name: str = "", progress: bool = True
 ) -> EncodeResult:
-    """Make an encoded corpus with shorter vectors: cut those of another one to `options.dimension`, without its texts.
+    """Make an encoded corpus with shorter vectors: cut the vectors of another one to `options.dimension`. No text is
+    read.
 
     Args:
         run: the run that encoded it.
         encoded_name: name of the encoded corpus.
         options: dimension and dtype.
-        name: name of the cut one; "" takes that of the encoded corpus, up to its first dot, and the size.
-        progress: show progress.
+        name: name of the new corpus; "": `default_name`.
+        progress: whether to show progress.
 
     Raises:
         DataError: the run has no such corpus with vectors that can be cut.
-        ValueError: an option of shards, which keep their rows.
-        ContractError: the folder holds vectors of something else.
+        ValueError: an option changes the rows of shards, which stay the same.
+        ContractError: the folder holds vectors of another corpus, checkpoint or dimension.
     """
     run = run.with_dimension(options.dimension, "--dimension")
     folder = run.workdir.embeddings(name or default_name(encoded_name, options.dimension))
@@ -166,7 +167,7 @@ def cut_encoded(
 
 
 def _text_warnings(run: Run, encoded_name: str) -> list[RunWarning]:
-    """Return the warnings on the texts of an encoded corpus, and on texts that were appended to it."""
+    """Return the warnings about the texts of an encoded corpus, including appended texts."""
     lists = [
         warnings
         for job, warnings in read_warnings(run.workdir).items()
@@ -238,7 +239,7 @@ def encoding_time(run: Run, passages: int, seconds: float) -> dict[str, Any]:
 def encode_source(
     run: Run, folder: Path, source: CorpusSource, options: EncodeOptions = EncodeOptions(), progress: bool = True
 ) -> EncodeResult:
-    """Encode an inspected corpus into a folder, and return counts of it.
+    """Encode an inspected corpus into a folder, and return the counts.
 
     Args:
         run: the run whose checkpoint encodes.
@@ -294,7 +295,7 @@ def encode_source(
 
 
 def shard_warnings(folder: Path, manifest: Manifest, log: Callable[[str], None]) -> list[RunWarning]:
-    """Return the warnings of kinds SHARD_WARNINGS on finished shards, and log them."""
+    """Return the warnings of kinds SHARD_WARNINGS about finished shards, and log them."""
     warnings = []
     kinds = {str(entry.get("made_on", "others")) for entry in manifest.shards}
     if len(kinds) > 1:
@@ -308,8 +309,8 @@ def shard_warnings(folder: Path, manifest: Manifest, log: Callable[[str], None])
 
 
 def forget_announcement(folder: Path, bound: float) -> bool:
-    """Remove the record of what a folder is to hold, if it has no shard and no living job: other settings may be chosen
-    then. Return whether it was removed.
+    """Remove the record of the settings of a folder if the folder has no shard and no running job, so that other
+    settings can be chosen. Return whether it was removed.
 
     bound: seconds after which a silent job of another host counts as dead.
     """

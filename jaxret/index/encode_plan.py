@@ -1,4 +1,4 @@
-"""Settle what is stored of a corpus before its first shard, from the options, the run and the corpus."""
+"""Decide, before the first shard of a corpus, what is stored, from the options, the run and the corpus."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxret.parallel.progress import job_log
 from jaxret.runs.run import Run
 from jaxret.types import VECTOR_DTYPES
 
-# Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take an accelerator
-# seconds, are 25 MB, and sorting them by length wastes no more than 50,000 do.
+# Default of the largest number of passages per shard. A killed job loses the work of one shard: 8,192 passages take an
+# accelerator seconds, and are 25 MB. Sorted by length, they need no more padding than 50,000 passages.
 SHARD_ROWS = 8192
 # A shard is at most a minute's work of one device at these rates. They are assumed, not measured, so that shards are
 # the same on every machine with such devices.
-FLOP_RATES = {"cpu": 50e9, "gpu": 100e12, "tpu": 100e12}  # floating-point operations a second
+FLOP_RATES = {"cpu": 50e9, "gpu": 100e12, "tpu": 100e12}  # floating-point operations per second
 MINUTE = 60
 MEGABYTE = 10**6
 LEAST_ROWS = 8  # shorter shards would waste much padding
@@ -37,7 +37,7 @@ class EncodePlan:
     dtype: str  # type of the vectors on disk
     words: int  # for sparse vectors: largest number of words stored for a passage; 0: all words with a weight
     shard_rows: int  # passages of each shard; the last one may have fewer
-    contract: dict[str, Any]  # contract of existing shards if it means the same as the run's, otherwise the run's
+    contract: dict[str, Any]  # contract of the existing shards if it is equivalent to the run's, otherwise the run's
 
     def fingerprint(self, run: Run, scan: CorpusScan) -> dict[str, Any]:
         """Return everything that the bytes of the shards depend on, as JSON."""
@@ -55,7 +55,7 @@ class EncodePlan:
 def make_encode_plan(
     run: Run, folder: Path, source: CorpusSource, options: EncodeOptions, progress: bool = False
 ) -> EncodePlan:
-    """Return how a corpus is stored. The size of existing shards is kept, unless the options have another one.
+    """Return the plan of a corpus. The size of existing shards is kept, unless the options set another size.
 
     Args:
         run: the run whose checkpoint encodes.
@@ -64,7 +64,7 @@ def make_encode_plan(
         options: options of the job, which override the settings of the run.
 
     Raises:
-        ValueError: a type of vectors that is not known, or words where vectors are not weights of words.
+        ValueError: an unknown type of vectors, or `words` although vectors are not weights of words.
     """
     words, dtype = most_words(run, options), vector_dtype(options.dtype or run.config.encode.dtype)
     rows = next((rows for entry in announced_entries(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
@@ -93,10 +93,10 @@ def most_words(run: Run, options: EncodeOptions) -> int:
 
 
 def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, dtype: str, progress: bool = False) -> int:
-    """Return the number of passages per shard: as many as are allowed, with no more than the allowed MB of vectors.
+    """Return the largest number of passages per shard within the limits of passages and of MB of vectors.
 
-    Where a passage has as many vectors as tokens, these are counted first, so that the largest shard is within the
-    limit too. Shards of sparse vectors are limited by the number of passages alone.
+    If a passage has a vector for every token, tokens are counted first, so that the largest shard is within the limit,
+    too. Shards of sparse vectors are limited only by the number of passages.
 
     Args:
         run: the run whose checkpoint encodes.
@@ -120,17 +120,17 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, dtype
 
 def rows_a_minute(run: Run) -> int:
     """Return how many passages of the largest length a device encodes in a minute, as a power of two; at most
-    SHARD_ROWS. Counted are the products of the encoder's layers."""
+    SHARD_ROWS. Only the products of the encoder's layers are counted."""
     leaves = jax.tree_util.tree_leaves_with_path(run.params)
     kernels = sum(leaf.size for path, leaf in leaves if jax.tree_util.keystr(path[-1:]).endswith("kernel']"))
-    kernels //= 1 if run.config.encoder.tied else 2  # an encoder of queries and one of passages
+    kernels //= 1 if run.config.encoder.tied else 2  # two encoders: half of the kernels are for queries
     rate = FLOP_RATES.get(run.mesh.devices.flat[0].platform, FLOP_RATES["gpu"])
     rows = int(MINUTE * rate / (2 * kernels * run.tokenizer.passage_length))
     return min(SHARD_ROWS, max(LEAST_ROWS, 1 << max(rows, 1).bit_length() - 1))
 
 
 def rows_within(counts: np.ndarray, rows: int, limit: int) -> int:
-    """Return a number of rows for equal shards, from 1 to `rows`, with which no shard has more than `limit` vectors.
+    """Return a number of rows per shard, from 1 to `rows`, such that no shard has more than `limit` vectors.
     `counts` [N] has the number of vectors of each row."""
     ends = np.concatenate([[0], np.cumsum(counts)])
     rows = min(rows, len(counts))
@@ -149,7 +149,7 @@ def announced_entries(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def announced_contract(run: Run, folder: Path) -> dict[str, Any]:
-    """Return the contract in the folder's shards where it means the same as the run's, else the run's."""
+    """Return the contract of the folder's shards if it is equivalent to the run's, else the run's."""
     for entry in announced_entries(folder):
         fingerprint = entry.get("fingerprint")
         contract = fingerprint.get("contract") if isinstance(fingerprint, dict) else None

@@ -23,7 +23,7 @@ class EncodeRequest:
     append: bool = option(False, "add the passages to the corpus that is encoded as --name")
     delete: str = option("", "delete passages from the corpus --name: a file with their ids, one a line")
     checkpoint: str = shared_options.checkpoint()
-    passage_length: int | None = shared_options.passage_length()  # None: of appended passages as in the encoded corpus
+    passage_length: int | None = shared_options.passage_length()  # None: with --append, that of the encoded corpus
     tokens_per_batch: int | None = shared_options.tokens_per_batch()
     platform: str = shared_options.platform()
     attention: str | None = shared_options.attention()

@@ -1,4 +1,4 @@
-"""An encoded corpus for search: the rows of all its parts, numbered one part after the other.
+"""An encoded corpus for search: the rows of all its parts, numbered continuously over the parts.
 
 Deleted passages, and passages that do not match a filter, have no row: they are left out before scores are computed. So
 a search and its proof return the same result as for a corpus without these passages.
@@ -82,8 +82,8 @@ class EncodedCorpus:
         return sum(sizes) / int(self.firsts[-1])
 
     def select(self, rows: np.ndarray) -> EncodedCorpus:
-        """Return the corpus with only those of its rows that are in `rows`, int64 ascending. `rows` are numbered
-        through all parts, and the numbers count deleted rows, too."""
+        """Return the corpus with only those of its rows that are in `rows`, int64 ascending. The numbers in `rows`
+        continue from part to part and include deleted rows."""
         selection = rows if self.selection is None else np.intersect1d(self.selection, rows, assume_unique=True)
         return EncodedCorpus(self.folder, self.parts, self.shards, selection, self.cut)
 
@@ -101,7 +101,7 @@ class EncodedCorpus:
         return self.select(np.arange(count) if self.selection is None else self.selection[:count])
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, vectors [rows,V,D] or lists of them) of each shard."""
+        """Yield (first row, vectors [rows,V,D] or lists of vectors) of each shard."""
         for part, first in zip(self.shards, self.firsts):
             for shard in part.shards:
                 shard_start = int(first) + shard.start
@@ -112,14 +112,14 @@ class EncodedCorpus:
                     yield begin, (cut_shard(vectors, *self.cut) if self.cut[0] else vectors)
 
     def _places(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of this corpus's rows that are rows `start` to `stop` (excluded) of all parts."""
+        """Return the range of this corpus's rows that lie between rows `start` and `stop` (excluded) of all parts."""
         if self.selection is None:
             return start, stop
         begin, end = np.searchsorted(self.selection, [start, stop])
         return int(begin), int(end)
 
     def _select_rows(self, begin: int, end: int) -> np.ndarray:
-        """Return the numbers, through all parts, of rows `begin` to `end` (excluded) of this corpus."""
+        """Return the numbers in the whole corpus of rows `begin` to `end` (excluded) of this selection."""
         return np.arange(begin, end) if self.selection is None else self.selection[begin:end]
 
     def rows_in_range(self, number: int, count: int) -> tuple[int, int]:
@@ -180,7 +180,7 @@ class EncodedCorpus:
         return ids
 
     def missing_ids(self, ids: set[str]) -> set[str]:
-        """Return the ids that no row has."""
+        """Return the ids that are not in the corpus."""
         absent_ids = set(ids)
         for _, block in self.id_blocks():
             if not absent_ids:
@@ -214,7 +214,7 @@ _ID_ROWS = 65_536  # rows whose ids are held at a time
 
 def range_of_shards(parts: Sequence[ShardSet], number: int, count: int) -> tuple[int, int]:
     """Return (first row, row after the last one) of the range `number` of `count` ranges of consecutive shards. Row
-    numbers go through all parts.
+    numbers continue from part to part.
 
     Ranges have about equally many rows. If there are fewer shards than ranges, some ranges are empty.
     """
@@ -244,7 +244,7 @@ def open_encoded(folder: str | Path, verify: bool = True, only: tuple[int, int] 
     first = shards[0].manifest
     for part, shard_set in zip(parts, shards):
         if (corpus_of(shard_set).get("sha256"), shard_set.total_rows) != (part.sha256, part.rows):
-            raise ShardError(f"{shard_set.folder}: its vectors are of other texts than {folder}/parts.json says")
+            raise ShardError(f"{shard_set.folder}: its vectors belong to other texts than {folder}/parts.json names")
         manifest = shard_set.manifest
         if (manifest.layout, manifest.vectors_per_row, manifest.dimension, manifest.dtype) != (
             first.layout,

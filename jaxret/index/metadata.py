@@ -4,8 +4,8 @@
                 N.values.*.npy   the values of field N, sorted
                 N.rows.*.npy     the rows that have each value, ascending
 
-Fields are the keys of a record's `metadata` (BEIR), and keys that the record's format does not know. Keys of an object
-inside are joined by dots. A list has several values. Numbers, true and false are written as in JSON. Null, empty texts
+Fields are the keys of a record's `metadata` (BEIR), and keys that the record's format does not know. Keys of nested
+objects are joined by dots. A list has several values. Numbers, true and false are written as in JSON. Null, empty texts
 and texts of more than 256 characters are not values. The first search with a filter makes these files from the corpus.
 """
 
@@ -46,7 +46,7 @@ class Field(NamedTuple):
     rows: Ragged  # rows of each value, int64 ascending
 
     def having(self, value: str) -> np.ndarray:
-        """Return the rows that have a value. The array may be empty."""
+        """Return the rows whose field has `value`; an empty array if there are none."""
         place = bisect_left(self.values, value)
         has_value = place < len(self.values) and self.values[place] == value
         return self.rows[place] if has_value else np.empty(0, np.int64)
@@ -89,7 +89,7 @@ def frequent_values(encoded_corpus: EncodedCorpus, count: int) -> dict[str, list
         for name, field in read_fields(shards).items():
             passages = np.diff(np.concatenate([[0], np.cumsum(remaining[field.rows.flat])])[field.rows.offsets])
             places = np.argsort(-passages, kind="stable")
-            # A field may have millions of values. With several parts, a rare value of one may be frequent in all.
+            # A field may have millions of values. A value that is rare in one part may be frequent in the whole corpus.
             if len(encoded_corpus.shards) == 1:
                 places = places[:count]
             numbers = {field.values[place]: int(passages[place]) for place in places.tolist() if passages[place]}
@@ -221,14 +221,14 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
 
 
 class _EmptyPassagesPolicy(Policy):
-    """Leaves bad records out, but for passages without title and text."""
+    """Leaves bad records out, except passages without title and text."""
 
     def reject_empty(self, error: DataError) -> None:
         pass
 
 
 def _records(corpus: Corpus) -> Iterator[tuple[Passage, list[tuple[str, str]]]]:
-    """Yield (passage, its (field, value) pairs) of the passages of a corpus, also of empty ones."""
+    """Yield (passage, its (field, value) pairs) of the passages of a corpus, including empty ones."""
     source = corpus.file
     if source.format.passages is None or source.container not in _RECORDS:
         return

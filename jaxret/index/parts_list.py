@@ -23,7 +23,7 @@ from jaxret.storage import atomic
 from jaxret.storage.atomic import sha256_json, with_digest, write_json
 
 _NAME = re.compile(r"part-\d{5}-[0-9a-f]{12}")
-_REMEDY = "restore it, or delete it: this undoes all appends and deletions"
+_REMEDY = "restore it, or delete it, which undoes all appends and deletions"
 _NONE = np.empty((0, 2), np.int64)
 
 
@@ -33,7 +33,7 @@ class CorpusPart:
 
     name: str  # "" for the first part
     sha256: str  # digest of its texts
-    rows: int  # number of passages, with deleted ones
+    rows: int  # number of passages, deleted ones included
     # ranges of deleted rows (first row, row after the last one), int64 [n,2], ascending
     deletions: np.ndarray = field(default_factory=lambda: _NONE)
 
@@ -46,7 +46,7 @@ class CorpusPart:
         return mask
 
     def with_deleted(self, rows: Iterable[int]) -> CorpusPart:
-        """Return the part with these rows deleted, too."""
+        """Return the part with these rows also deleted."""
         mask = self.present
         mask[np.fromiter(rows, np.int64)] = False
         edges = np.flatnonzero(np.diff(np.concatenate([[True], mask, [True]])))

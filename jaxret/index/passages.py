@@ -47,12 +47,12 @@ class PassageOffsets(NamedTuple):
 class Passages:
     """Reader of the passages that were encoded into `folder`. It reads only the lines of requested passages.
 
-    The first reading makes an index beside the shards, `passages.npy`. If the passages of a corpus are not lines of a
+    The first read makes an index next to the shards, `passages.npy`. If the passages of a corpus are not lines of a
     plain file (compressed, parquet, a JSON array, training records), it is first copied to `passages.jsonl`. If the
     folder cannot be written, the index is in memory, and a corpus that needs a copy is read from the start each time.
 
-    Opening, and each reading, raises FileNotFoundError if the corpus was moved, ContractError if it was changed,
-    DataError if it is no corpus any more, and ShardError if corpus.json is missing or damaged.
+    Opening and each read raise FileNotFoundError if the corpus was moved, ContractError if it was changed, DataError if
+    it is no longer a corpus, and ShardError if corpus.json is missing or damaged.
     """
 
     def __init__(self, folder: Path, corpus: Corpus | None = None) -> None:
@@ -65,7 +65,7 @@ class Passages:
         )
         if self._copied:
             self._file = DataFile(folder / "passages.jsonl", FORMATS_BY_NAME["beir.texts"], "lines")
-        self.bytes_read = 0  # bytes of the corpus or its copy that were read by means of the index
+        self.bytes_read = 0  # bytes of the corpus or its copy that were read at positions from the index
         self._folder: TemporaryFolder | None = None  # folder of the lines that were read last
         self._lock = Lock()  # threads may share this object, which has one temporary folder
         # The states of changed files and the error that they caused, so that they are verified once
@@ -109,7 +109,7 @@ class Passages:
             if self._copied and not self._copy():
                 return {passage.id: passage for passage in self.corpus.read(Policy("skip")) if passage.id in ids}
             self._index = self._make_offsets()
-        # The file may be the copy, which was verified or made just now.
+        # The file may be the copy, which has just been verified or made.
         self._states.setdefault(self._file.path, file_state(self._file.path, changed=True))
         return self._read_at(self._index, ids)
 
@@ -133,7 +133,7 @@ class Passages:
         passages: dict[str, Passage] = {}
         for _, passage in self._file.format.passages(replace(self._file, path=path), Policy("skip"), None):
             if passage.id in ids:
-                passages.setdefault(passage.id, passage)  # of passages with one id, the first counts
+                passages.setdefault(passage.id, passage)  # if several passages have the same id, the first is used
         return passages
 
     def _read_offsets(self) -> PassageOffsets | None:
@@ -147,7 +147,7 @@ class Passages:
             hashes, starts, ends = map_array(path)
             return PassageOffsets(hashes, starts, ends, record["head"])
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # the index is made again
+            return None  # the index is rebuilt
 
     def _copy(self) -> bool:
         """Write each passage to a line of the copy. Return whether the folder can be written."""
@@ -197,7 +197,7 @@ def _verified_corpus(folder: Path, trusted: bool, corpus: Corpus | None = None) 
     """Return (corpus that was encoded into `folder`, states of its files before the verification).
 
     A file that is replaced during the verification has another state afterwards. `corpus` is the corpus that
-    corpus.json names, if it is open. With `trusted`, files of the same size and time are not read.
+    corpus.json names, if it is already open. With `trusted`, files of unchanged size and time are not read.
     """
     note_path = folder / "corpus.json"
     if not note_path.exists():
@@ -227,7 +227,7 @@ def _verified_corpus(folder: Path, trusted: bool, corpus: Corpus | None = None) 
 
 
 def location_prefix(corpus: Corpus, passage_id: str) -> str:
-    """Return "FILE:LINE: " of a passage, for the beginning of a message, or "" if the corpus lacks it. The corpus is
+    """Return "FILE:LINE: " of a passage, to begin a message, or "" if the passage is not in the corpus. The corpus is
     read up to this passage."""
     return next((f"{location}: " for location, passage in corpus.read_located() if passage.id == passage_id), "")
 

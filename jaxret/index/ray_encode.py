@@ -1,4 +1,4 @@
-"""Encode a corpus by the workers of a Ray cluster.
+"""Encode a corpus with the workers of a Ray cluster.
 
 Each worker is a job of `encode_corpus`: it claims shards that no other worker has, writes them into the run's folder,
 and ends when all shards exist. If a host dies, Ray starts its worker again. Workers without a host wait for one. The
@@ -18,7 +18,7 @@ from jaxret.runs.ray_cluster import RETRIES, EngineOptions, RunOpening, connecte
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """The arguments of a worker: how the run is opened, and what is encoded."""
+    """The arguments of a worker."""
 
     run: RunOpening  # how the run is opened
     source: str  # path or address of the corpus, which each worker opens
@@ -27,26 +27,26 @@ class EncodeJob:
 
     def encode(self) -> str:
         """Encode shards that no other worker encodes, until all exist. Return the text of an error, or "". If vectors
-        can be cut, do nothing."""
+        can be cut instead, do nothing."""
         try:
             run, corpus = self.run.open(), Corpus.open(self.source)
             if not find_vectors_to_cut(run, corpus, self.name, self.options):  # the driver cuts vectors
                 encode_corpus(run, corpus, self.name, self.options, progress=False)
-        # Returned, because Ray would start a worker again that raises it; the driver raises it once.
+        # The error is returned, because Ray would restart a worker that raises it. The driver raises it once.
         except (ValueError, OSError, RuntimeError) as error:
             return str(error) or type(error).__name__
         return ""
 
 
 def encode_by_ray(job: EncodeJob, engine: EngineOptions) -> None:
-    """Encode a corpus by the workers of a cluster; return when every shard exists.
+    """Encode a corpus with the workers of a cluster. Return when every shard exists.
 
     Args:
         job: arguments of the workers.
         engine: the cluster and its workers.
 
     Raises:
-        ValueError: a worker ended with an error, which every other worker would have, too.
+        ValueError: a worker ended with an error that every other worker would also have.
         RuntimeError: every worker died more than RETRIES times.
     """
     with connected(engine) as ray:

@@ -1,5 +1,5 @@
-"""A subset of a shard's rows, and a shard whose vectors are cut to their first dimensions. Both have the interface of a
-shard."""
+"""A subset of a shard's rows, and a shard whose vectors are cut to their first dimensions. Both have a shard's
+interface."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from jaxret.runs.workdir import Workdir
 
 
 def run_encode(request: EncodeRequest) -> None:
-    """Encode, append or delete passages as a request says, and print counts. Raises the errors of `encode_corpus`,
+    """Encode, append or delete the passages of a request, and print counts. Raises the errors of `encode_corpus`,
     `append_corpus`, `cut_encoded`, `delete_passages` and `encode_by_ray`."""
     workdir = Workdir(request.workdir)
     if request.delete:

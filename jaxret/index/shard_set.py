@@ -91,7 +91,8 @@ class ShardSet:
         ]
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the passage ids of n global rows. One file of ids at a time is read, and only these ids are kept."""
+        """Return the passage ids of n rows, numbered over all shards. One file of ids is read at a time, and only these
+        ids are kept."""
         unique, inverse = np.unique(np.asarray(indices, np.int64), return_inverse=True)
         unique_ids: list[str] = []
         for shard, part in self._by_shard(unique):
@@ -100,7 +101,7 @@ class ShardSet:
         return [unique_ids[i] for i in inverse]
 
     def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[Shard, slice]]:
-        """Yield the shards that hold any of the sorted `rows`, and the slice of `rows` that each holds."""
+        """Yield each shard that holds some of the sorted `rows`, with the slice of `rows` that it holds."""
         bounds = np.searchsorted(rows, [shard.start for shard in self.shards] + [self.total_rows])
         for shard, start, stop in zip(self.shards, bounds[:-1], bounds[1:], strict=True):
             if start < stop:
@@ -124,7 +125,8 @@ class ShardSet:
 
     def require_unwritten(self, rows: np.ndarray) -> None:
         """Raise ShardError if a mapped file with vectors of these rows was changed in place: a read beyond the end of a
-        shortened file would end the process. A file that was replaced by another one stays unchanged in memory."""
+        shortened file would end the process. A mapped file that was replaced by another file is still readable, so this
+        is not an error."""
         for shard, _ in self._by_shard(np.unique(rows)):
             for name, path in shard.files(self.folder, self.manifest.layout).items():
                 state = file_state(path)

@@ -31,7 +31,7 @@ from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
 ANNOUNCEMENT_FILE = "begun.json"
 MAPPED_ARRAYS = ("vectors", "words", "weights")  # files of a shard that are mapped into memory
-ARRAYS = (*MAPPED_ARRAYS, "offsets")  # files of a shard, beside ids
+ARRAYS = (*MAPPED_ARRAYS, "offsets")  # files of a shard, in addition to ids
 # "fixed": each row has V vectors. "ragged": rows have different numbers of vectors. "sparse": rows have weights of
 # words, and the "shape" of a shard is (number of weights E, size D of the vocabulary).
 LAYOUTS = ("fixed", "ragged", "sparse")
@@ -165,8 +165,8 @@ class ShardWriter:
             write_json(self.folder / ANNOUNCEMENT_FILE, with_digest(self.settings), work)
 
     def withdraw_announcement(self) -> None:
-        """Remove the record of the fingerprint if the folder has no shard. For a job that fails while no other job
-        runs."""
+        """Remove the record of the fingerprint if the folder has no shard. It is for a job that fails while no other
+        job runs."""
         if read_entry(self.folder / ANNOUNCEMENT_FILE) == self.settings and not any(self.folder.glob("shard-*.json")):
             _remove(self.folder / ANNOUNCEMENT_FILE, None)
 
@@ -192,8 +192,8 @@ class ShardWriter:
         return entry
 
     def pending(self, verify: bool = True) -> list[Shard]:
-        """Return the shards that must be written: they have no sidecar, or their files do not match it. With `verify`,
-        digests are compared, once in each process."""
+        """Return the shards that must be written because they have no sidecar or their files do not match it. With
+        `verify`, digests are compared, once in each process."""
         return [shard for shard in self.shards if not self.has(shard, verify)]
 
     def write(
@@ -446,8 +446,8 @@ def read_shard_json(path: Path) -> dict[str, Any]:
 
 
 def read_entry(path: Path) -> dict[str, Any] | None:
-    """Return the contents of a JSON file with a digest, or None if it is missing or damaged: in both cases the work is
-    not done."""
+    """Return the contents of a JSON file with a digest, or None if it is missing or damaged, because in both cases the
+    work must be done."""
     try:
         return read_shard_json(path)
     except (FileNotFoundError, ShardError):
@@ -464,7 +464,7 @@ def read_manifest(path: Path) -> Manifest:
         raise ShardError(f"{path}: layout is {layout!r}, not one of {', '.join(LAYOUTS)}; run encode again")
     for name in ("total_rows", "rows_per_shard", "dimension", "vectors_per_row")[: 4 if layout == "fixed" else 3]:
         if type(contents[name]) is not int or contents[name] < 1:
-            raise ShardError(f"{path}: {name} is {contents[name]!r}, not a whole number from 1; run encode again")
+            raise ShardError(f"{path}: {name} is {contents[name]!r}, not a whole number above 0; run encode again")
     if not isinstance(shards, list) or not isinstance(contents["fingerprint"], dict):
         raise ShardError(f"{path}: shards must be a list and fingerprint an object; run encode again")
     count = -(-contents["total_rows"] // contents["rows_per_shard"])

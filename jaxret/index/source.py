@@ -52,7 +52,7 @@ def inspect_corpus(run: Run, corpus: Corpus, on_error: str, store: str, log: Log
     if report := texts.report if texts else policy.report():
         log(report)
     if not scan.passages:
-        raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
+        raise ValueError(f"{corpus} has no passage to encode; give a folder or file with passages")
     return CorpusSource(corpus, policy, root, scan, texts)
 
 
@@ -86,5 +86,5 @@ def encoded_sources(run: Path) -> list[str]:
 
 
 def is_source(path: str, name: str) -> bool:
-    """Return whether a name and a path are the same file or folder, also if their spellings differ."""
+    """Return whether a name and a path refer to the same file or folder, even if they are spelled differently."""
     return bool(path) and os.path.realpath(source_path(path)) == os.path.realpath(source_path(name))

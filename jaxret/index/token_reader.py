@@ -33,7 +33,8 @@ class StoreReader:
         self.texts = texts
 
     def part(self, start: int, stop: int, cancellation: Event | None = None) -> TokenBlock:
-        """Return the passages from row `start` to `stop`. `cancellation` is not used: a store takes no time."""
+        """Return the passages from row `start` to `stop`. `cancellation` is not used, because a store is read at
+        once."""
         return TokenBlock(self.texts.ids[start:stop], self.texts.passages.part(start, stop), self.texts.truncation)
 
     def require_unchanged(self) -> None:

@@ -1,8 +1,8 @@
 """Append passages to an encoded corpus, and delete passages from it. Both are exact, and take effect all at once.
 
-Appended passages are encoded into a folder of vectors beside the first (`parts_list.py`). Deleted passages stay in
-their folders; parts.json lists their rows, and search leaves them out. Changes take effect when parts.json is written:
-a job that is killed before leaves the corpus unchanged, and the same command continues.
+Appended passages are encoded into another folder of vectors next to the first (`parts_list.py`). Deleted passages stay
+in their folders; parts.json lists their rows, and search leaves them out. Changes take effect when parts.json is
+written. A job that is killed before that leaves the corpus unchanged, and the same command continues.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def append_corpus(
         progress: whether to show progress.
 
     Raises:
-        ValueError: the encoded corpus has an id already (ids of deleted passages are allowed), or another dtype.
+        ValueError: an id is already in the encoded corpus (ids of deleted passages are allowed), or the dtype differs.
         ContractError: the encoded corpus was made with another checkpoint or other lengths.
         ShardError: the encoded corpus is damaged.
 
@@ -77,7 +77,7 @@ def append_corpus(
         if earlier:
             count = int((~earlier.present).sum())
             log(f"{corpus} was appended before{f'; {count:,} of its passages were deleted since' if count else ''}")
-            shard_options = replace(options, shard_rows=0, shard_mb=0)  # encodes damaged shards with their rows
+            shard_options = replace(options, shard_rows=0, shard_mb=0)  # damaged shards keep their rows
             result = encode_source(run, folder / earlier.name, source, shard_options, progress)
             keep_result(run, folder.name, result, parts.index(earlier))
         else:
@@ -126,15 +126,15 @@ def _require_same_vectors(run: Run, shards: ShardSet, options: EncodeOptions) ->
 
 
 def _require_new(encoded_corpus: EncodedCorpus, source: CorpusSource) -> None:
-    """Raise ValueError if a passage of the source has an id that the corpus has. The ids of the source are held in
-    memory, with 8 bytes more for each."""
+    """Raise ValueError if a passage of the source has an id that the corpus has. The ids of the source, and 8 bytes for
+    each, are held in memory."""
     if source.texts:  # the scan of a store lists no repeated ids, which `Corpus.read` needs
         ids = source.texts.ids
     else:
         passages = source.corpus.read(Policy(source.policy.on_error), source.scan)
         ids = StringsBuilder(passage.id for passage in passages).strings()
     hashes = np.sort(np.fromiter((hash_id(key) for key in ids), np.uint64, len(ids)))
-    rows: dict[str, int] = {}  # rows of encoded passages whose hash is the hash of an id of the source
+    rows: dict[str, int] = {}  # id of an encoded passage -> its row, if an id of the source has the same hash
     for first, encoded_ids in encoded_corpus.id_blocks():
         id_hashes = np.fromiter((hash_id(key) for key in encoded_ids), np.uint64, len(encoded_ids))
         places = np.minimum(np.searchsorted(hashes, id_hashes), len(hashes) - 1)
@@ -157,15 +157,15 @@ def delete_passages(folder: Path, ids: str | Path) -> tuple[int, int]:
     Later searches leave these passages out. Their vectors stay on disk until the corpus is encoded again. The id of a
     passage that was deleted before is not an error.
 
-    Raises ValueError for an id that the corpus never had (nothing is deleted then), and ShardError if the corpus is
+    Raises ValueError, and deletes nothing, for an id that the corpus never had. Raises ShardError if the corpus is
     damaged.
     """
     return delete_ids(folder, dict(_read_ids(Path(ids))))
 
 
 def delete_ids(folder: Path, locations: Mapping[str, object]) -> tuple[int, int]:
-    """Delete the passages with the ids in `locations`, see `delete_passages`. `locations` has the location of each id,
-    for errors. Raises ValueError for an id of no passage; nothing is deleted then."""
+    """Delete the passages whose ids are the keys of `locations`, see `delete_passages`. The values are the places in
+    the file of ids, for errors. Raises ValueError, and deletes nothing, if an id belongs to no passage."""
     with hold_folder(folder, "deleting"):
         encoded_corpus = open_encoded(folder)
         unknown, parts = set(locations), []
@@ -180,7 +180,7 @@ def delete_ids(folder: Path, locations: Mapping[str, object]) -> tuple[int, int]
             ids = [key for key in locations if key in unknown]
             names = ", ".join(map(shorten, ids[:_NAMED_IDS])) + ", ..." * (len(ids) > _NAMED_IDS)
             raise ValueError(
-                f"{locations[ids[0]]}: {len(ids):,} of {len(locations):,} ids are of no passage in {folder}: "
+                f"{locations[ids[0]]}: {len(ids):,} of {len(locations):,} ids belong to no passage in {folder}: "
                 f"{names}; correct or remove them (nothing was deleted)"
             )
         rows_left = sum(int(part.present.sum()) for part in parts)

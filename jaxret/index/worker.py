@@ -1,9 +1,9 @@
 """A job that fills a folder with shards. It claims shards that no other job has. While one shard is computed, the text
-of the next one is read and tokenized, and the previous ones are written.
+of the next shard is read and tokenized, and the previous shards are written.
 
-A shard has two leases. "next-SHARD" is a wish: a job reads the text of the shard, and other jobs prefer shards without
-a wish. "SHARD" is the shard itself: the first job that has read the text and has an idle device claims it. So no job
-waits for a shard that another job has not begun.
+A shard has two leases. "next-SHARD" is a reservation: its job reads the text of the shard, and other jobs prefer shards
+without a reservation. "SHARD" is the shard itself: the first job that has read the text and has an idle device claims
+it. So no job waits for a shard that another job has not begun.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PendingBlock:
     """A shard whose text is being read."""
 
     shard: Shard
-    wish: Lease | None  # the lease "next-SHARD"; None: another job has it
+    reservation: Lease | None  # the lease "next-SHARD"; None: another job has it
     text: Future[TokenBlock]
     cancellation: Event  # ends the reading
 
@@ -57,7 +57,7 @@ class EncodeWorker:
     embedder: Embedder
     progress: bool
     own_shards: set[int] = field(default_factory=set)  # numbers of the shards that this job wrote
-    truncation: Truncation | None = None  # counts of the passages that this job read
+    truncation: Truncation | None = None  # counts of cut texts among the passages that this job read
 
     @cached_property
     def texts(self) -> TokenReader:
@@ -103,7 +103,7 @@ class EncodeWorker:
         def passages(blocks: Iterator[tuple[Shard, Lease, TokenBlock]]) -> Iterator[Ragged]:
             for shard, lease, part in blocks:
                 claims.append((shard, lease, part.ids))
-                if self.truncation is None:  # print the share of cut texts before the long computation
+                if self.truncation is None:  # printed early, before the long computation
                     job_log(self.progress)(str(part.truncation))
                 self.truncation = part.truncation
                 yield part.passages
@@ -129,10 +129,10 @@ class EncodeWorker:
         candidates = self.choose_shards(shards)
 
         def ahead() -> PendingBlock | None:
-            for shard, wish in candidates:
+            for shard, reservation in candidates:
                 cancellation = Event()
                 text = readers.submit(self.texts.part, shard.start, shard.stop, cancellation)
-                return PendingBlock(shard, wish, text, cancellation)
+                return PendingBlock(shard, reservation, text, cancellation)
             return None
 
         block = ahead()
@@ -140,8 +140,8 @@ class EncodeWorker:
             while block:
                 shard, part = block.shard, self.wait_for_text(block)
                 lease = self.claim(shard) if part else None
-                if block.wish:
-                    self.leases.release(block.wish)
+                if block.reservation:
+                    self.leases.release(block.reservation)
                 block = ahead()
                 if part and lease:
                     yield shard, lease, part
@@ -150,8 +150,9 @@ class EncodeWorker:
                 block.cancellation.set()
 
     def wait_for_text(self, block: PendingBlock) -> TokenBlock | None:
-        """Return the text of a shard when it has been read, or None if another job has begun this shard meanwhile."""
-        while not block.wish and wait([block.text], LEASE_PAUSE).not_done:
+        """Wait until the text of a shard has been read, and return it. Return None if another job begins the shard
+        first."""
+        while not block.reservation and wait([block.text], LEASE_PAUSE).not_done:
             if not self.is_open(block.shard):
                 block.cancellation.set()
                 wait([block.text])
@@ -159,14 +160,14 @@ class EncodeWorker:
         return block.text.result()
 
     def choose_shards(self, shards: list[Shard]) -> Iterator[tuple[Shard, Lease | None]]:
-        """Yield the open shards without a wish of another job, each with this job's wish. If there are none, yield the
-        other open shards with None: the first job that has the text computes the shard."""
-        any_wish = False
+        """Yield the open shards that no other job has reserved, each with this job's reservation. If there are none,
+        yield the other open shards with None: the first job that has the text computes the shard."""
+        any_reservation = False
         for shard in shards:
-            if self.is_open(shard) and (wish := self.leases.claim(f"next-{shard.suffix}")):
-                any_wish = True
-                yield shard, wish
-        if not any_wish:
+            if self.is_open(shard) and (reservation := self.leases.claim(f"next-{shard.suffix}")):
+                any_reservation = True
+                yield shard, reservation
+        if not any_reservation:
             yield from ((shard, None) for shard in shards if self.is_open(shard))
 
     def is_open(self, shard: Shard) -> bool:
@@ -201,7 +202,7 @@ class EncodeWorker:
             array = array.stacked()
         try:
             self.texts.require_unchanged()
-            published = lease.publishes(lambda: self.writer.write(shard, array, ids, lease.work))
+            published = lease.publish(lambda: self.writer.write(shard, array, ids, lease.work))
         except VectorError as error:
             raise ValueError(f"{location_prefix(self.source.corpus, error.passage_id)}{error}") from error
         finally:
@@ -216,15 +217,15 @@ def announce(writer: ShardWriter, leases: Leases) -> None:
     while not writer.announced():
         lease = leases.claim("begun")
         if lease:
-            lease.publishes(partial(writer.announce, lease.work))
+            lease.publish(partial(writer.announce, lease.work))
             leases.release(lease)
         else:
             time.sleep(LEASE_PAUSE)
 
 
 def finish_encoding(writer: ShardWriter, leases: Leases, source: CorpusSource) -> None:
-    """Compare every digest, and write the manifest and corpus.json. The first job does so. Nothing is written to a
-    finished folder, which may be read-only."""
+    """Compare every digest, and write the manifest and corpus.json. The first job that gets here does this. Nothing is
+    written to a finished folder, which may be read-only."""
     folder = writer.folder
     corpus_entry = {"path": source.corpus.absolute, **source.scan.stat}
 
@@ -235,7 +236,7 @@ def finish_encoding(writer: ShardWriter, leases: Leases, source: CorpusSource) -
 
     while not writer.finished() or read_entry(folder / "corpus.json") != corpus_entry:
         lease = leases.claim("manifest")
-        if lease and lease.publishes(partial(publish, lease.work)):
+        if lease and lease.publish(partial(publish, lease.work)):
             break
         time.sleep(LEASE_PAUSE)
         leases.refresh()

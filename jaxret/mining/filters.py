@@ -17,13 +17,13 @@ from jaxret.mining.mining_settings import MiningSettings
 
 @dataclass(frozen=True)
 class RetrievedPassages:
-    """One query, and the N passages that one pool retrieved for it at the used ranks."""
+    """One query, and the N passages that one pool retrieved for it at the ranks in use."""
 
     query: Query
     positives: tuple[Passage, ...]
     relevant: frozenset[str]  # ids of the positives
     passages: tuple[Passage, ...]  # best first
-    scores: np.ndarray  # float64 [N], of the teacher if there is one, else of the pool; NaN: unknown
+    scores: np.ndarray  # float64 [N], scores of the teacher if there is one, else of the pool; NaN: unknown
     positive: float  # the lowest score of a positive; NaN: unknown
 
 
@@ -49,7 +49,7 @@ def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMa
 
 
 def _share(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    """Return a limit that is below a negative positive score, too: a share of a negative number would be above it."""
+    """Return the share of a positive's score as a limit. It is below the score even if the score is negative."""
     limit = None if settings.share is None else case.positive - (1 - settings.share) * abs(case.positive)
     return _not_below(case, limit)
 
@@ -64,7 +64,7 @@ def _not_below(case: RetrievedPassages, limit: float | None) -> np.ndarray:
     return np.zeros(len(case.passages), bool) if limit is None else ~(case.scores < limit)
 
 
-FILTERS: dict[str, NegativeFilter] = {  # a passage counts for the first filter that leaves it out
+FILTERS: dict[str, NegativeFilter] = {  # a passage is counted for the first filter that leaves it out
     "a positive of the query": lambda case, *_: np.array(
         [passage.id in case.relevant for passage in case.passages], bool
     ),

@@ -1,5 +1,5 @@
-"""Pseudo-queries of a corpus from a T5 model, in a folder that any number of jobs fill; resumable, with the same bytes
-however often they were killed.
+"""Pseudo-queries of a corpus from a T5 model, in a folder that any number of jobs fill. Jobs can be killed and started
+again; the bytes are always the same.
 
 <out>/generation.json         everything that the queries depend on, with a digest
 <out>/parts/0000012.json      queries of `part_rows` passages, with a digest
@@ -43,8 +43,8 @@ class GenerationResult:
     with_queries: int
     queries: int
     parts: int
-    parts_written: int  # by this job: others were there already, or other jobs wrote them
-    programs: int  # compiled
+    parts_written: int  # parts that this job wrote; the others existed, or other jobs wrote them
+    programs: int  # number of compiled programs
     files: tuple[Path, ...]  # outputs
 
 
@@ -57,12 +57,12 @@ def generate_queries(
 ) -> GenerationResult:
     """Generate queries for every passage of a corpus, and write the files that `options.write` names.
 
-    Any number of jobs may do so at the same time: each takes parts that no other has, and those of jobs that died. With
-    the same settings more files can be written later, without generating again.
+    Any number of jobs may do this at the same time. Each takes parts that no other job has, and the parts of dead jobs.
+    With the same settings, more files can be written later without generating again.
 
     Args:
         model: Hugging Face directory of a T5 with its decoder (T5, Flan-T5, doc2query) and its tokenizer.
-        corpus: whose passages get queries.
+        corpus: corpus whose passages get queries.
         out: folder to write.
         options: how passages are read, and what is written.
 
@@ -80,7 +80,7 @@ def generate_queries(
     policy = Policy(options.on_error)
     scan = corpus.scan(policy)
     if not scan.passages:
-        raise ValueError(f"{corpus} has no passage to generate queries for; give a folder or file with some")
+        raise ValueError(f"{corpus} has no passage to generate queries for; give a folder or file with passages")
     if report := policy.report():
         print_line(report)
     require_folder_kind(Path(out), GENERATED)
@@ -147,7 +147,7 @@ class GenerationJob:
         """Record what the queries are made from. Raises ValueError if the folder holds queries of other settings."""
         path = self.folder / GENERATION_FILE
         if not path.exists():
-            _ = self.generator  # raises before settings are written, which would refuse later ones
+            _ = self.generator  # raises before settings are written, because written settings would exclude others
         self.leases.publish_once(path, with_digest(self.made_from))
         if difference := first_difference(read_with_digest(path), self.made_from):
             name, old, current = difference
@@ -165,12 +165,12 @@ class GenerationJob:
             while missing_numbers := {number for number, path in enumerate(parts) if not path.exists()}:
                 bar.update(max(total - len(missing_numbers) * self.options.part_rows - bar.done, 0))
                 parts_before = self.parts_written
-                if any(self.leases.is_free(f"part-{number}") for number in missing_numbers):  # the corpus may be large
+                if any(self.leases.is_free(f"part-{number}") for number in missing_numbers):  # else not read
                     self.generate(parts, missing_numbers, bar)
                 self.leases.refresh()
                 if self.parts_written == parts_before and any(
                     not path.exists() for path in parts
-                ):  # other jobs have them
+                ):  # other jobs have the missing parts
                     if not has_waited:
                         print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
                     has_waited = True
@@ -194,11 +194,11 @@ class GenerationJob:
             if lease is None:
                 continue
             try:
-                if not path.exists() and lease.publishes(partial(self.write_part, number, path, block, lease, bar)):
+                if not path.exists() and lease.publish(partial(self.write_part, number, path, block, lease, bar)):
                     self.parts_written += 1
             finally:
                 self.leases.release(lease)
-        for _ in passages:  # the end compares the digest of the corpus
+        for _ in passages:  # the digest of the corpus is compared at its end
             pass
 
     def write_part(self, number: int, path: Path, passages: list[Passage], lease: Lease, bar: Any) -> None:
@@ -231,7 +231,7 @@ class GenerationJob:
             yield from ((key, texts) for key, texts in content["queries"])
 
     def finish(self) -> GenerationResult:
-        """Write the outputs from the parts; one job at a time does so, each with the same bytes."""
+        """Write the outputs from the parts. Only one job at a time writes them, and every job writes the same bytes."""
         queries = GeneratedQueries(self.corpus, self.scan, self.options.on_error, self.queries)
         while True:
             lease = self.leases.claim(LAST)
@@ -239,7 +239,7 @@ class GenerationJob:
                 files: list[Path] = []
                 write = partial(self._write_outputs, queries, lease.work, files)
                 try:
-                    published = lease.publishes(write)
+                    published = lease.publish(write)
                 finally:
                     self.leases.release(lease)
                 if published:

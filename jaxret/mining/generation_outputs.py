@@ -1,8 +1,8 @@
-"""Files that are made of generated queries.
+"""Files that are made from generated queries.
 
 <out>/pseudo-queries.jsonl    the first query of each passage, for data.pseudo_queries
 <out>/training/               a data set in BEIR's layout, for data.train: each query with its passage as the positive
-<out>/expanded/corpus.jsonl   the corpus with the queries behind its texts (docT5query, Nogueira and Lin 2019)
+<out>/expanded/corpus.jsonl   the corpus with the queries after its texts (docT5query, Nogueira and Lin 2019)
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class GeneratedQueries:
     scan: CorpusScan
     on_error: str
     read: Callable[[], Iterator[tuple[str, list[str]]]]  # yields (passage id, queries) in the corpus's order
-    count: int = 0  # of queries
-    with_queries: int = 0  # passages
+    count: int = 0  # number of queries
+    with_queries: int = 0  # number of passages with queries
 
     def count_queries(self) -> None:
-        """Count queries and passages that have some, and read every part."""
+        """Count the queries and the passages with queries, by reading every part."""
         lengths = [len(texts) for _, texts in self.read()]
         self.count, self.with_queries = sum(lengths), sum(length > 0 for length in lengths)
 
@@ -43,19 +43,19 @@ class GeneratedQueries:
         passages = self.corpus.read(Policy(self.on_error), self.scan)
         for passage, (key, texts) in zip(passages, self.read(), strict=True):
             if passage.id != key:
-                raise ValueError(f"queries of passage {key!r} are where those of {passage.id!r} should be")
+                raise ValueError(f"found queries of passage {key!r}, expected those of passage {passage.id!r}")
             yield passage, texts
 
 
 def write_pseudo_queries(queries: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
-    """Write {"_id": passage id, "text": its first query} lines; return the file."""
+    """Write a line {"_id": passage id, "text": its first query} for each passage, and return the file."""
     path = folder / "pseudo-queries.jsonl"
     _write_lines(path, work, (_line(_id=key, text=texts[0]) for key, texts in queries.read() if texts))
     return [path]
 
 
 def write_training_set(generated_queries: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
-    """Write a BEIR folder of the corpus, the queries, and judgements of the split train; return the folder."""
+    """Write a BEIR folder with the corpus, the queries, and judgements of the split train, and return the folder."""
     training = folder / "training"
     (training / "qrels").mkdir(parents=True, exist_ok=True)
 
@@ -77,7 +77,7 @@ def write_training_set(generated_queries: GeneratedQueries, folder: Path, work: 
 
 
 def write_expanded_corpus(queries: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
-    """Write the corpus with each passage's queries behind its text; return the file."""
+    """Write the corpus with each passage's queries after its text, and return the file."""
     path = folder / EXPANDED_CORPUS
     path.parent.mkdir(exist_ok=True)
 

@@ -1,4 +1,4 @@
-"""Pseudo-queries from the passages' own words, where no query generator is at hand."""
+"""Pseudo-queries from the words of the passages, for use without a query generator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _WORD = re.compile(r"\w\w+")
 def keywords(
     passages: Iterable[Passage], inverse_frequencies: Mapping[str, float], count: int
 ) -> Iterator[tuple[Passage, str]]:
-    """Yield each passage with its `count` words of the highest TF-IDF weight, best first, ties by alphabet.
+    """Yield each passage with the `count` words of the highest TF-IDF weight, best first; equal weights in alphabetical
+    order.
 
     The weight of a word that occurs n times is (1 + ln n) idf. Words without an idf are left out, so there may be
     fewer words than `count`, or none.

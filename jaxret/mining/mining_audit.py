@@ -1,4 +1,4 @@
-"""Count what is wrong with the negatives of a mined training file, read back independently of the filters."""
+"""Count faults in the negatives of a mined training file. The file is read back, and the filters are not used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxret.evaluation.answers import AnswerMatcher
 from jaxret.mining.filters import normalized_text
 from jaxret.mining.training_queries import TrainingQuery, stream_mined_examples
 
-NEAR_SHARE = 0.8  # of the words of two near-identical texts, the share that both have
+NEAR_SHARE = 0.8  # two texts are nearly the same if they have this share of their words in common
 
 
 @dataclass
@@ -30,7 +30,7 @@ class MiningAudit:
     with_answer: int = 0  # contains an answer string of its query
     answerable: int = 0  # negatives of queries with answer strings
     above_best_positive: int = 0  # scored above the best of its positives
-    scored: int = 0  # negatives with a score, whose target has one too
+    scored: int = 0  # negatives with a score whose target also has a score
 
     def add(
         self, example: Example, relevant: frozenset[str], all_positives: Iterable[str], matcher: AnswerMatcher
@@ -85,7 +85,8 @@ class MiningAudit:
 
 
 def audit_mined_file(path: Path, queries: Iterable[TrainingQuery], match: str = "string") -> MiningAudit:
-    """Audit a file that `jaxret mine` wrote, a record at a time. match: string or regex, for the queries' answers."""
+    """Audit a file that `jaxret mine` wrote, one record at a time. match: "string" or "regex", for the queries'
+    answers."""
     relevant = {
         (entry.query.id, entry.query.text): frozenset(p.id for p in entry.positives)
         for entry in queries

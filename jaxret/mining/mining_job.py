@@ -2,8 +2,8 @@
 
     pool.rank -> window -> filters -> select -> record
 
-A block of queries at a time is ranked, and the texts of a smaller block are read by their rows in the corpus. Memory
-holds the rankings of one block, however many queries there are, and the indexes of the pools (`pools.py`).
+Queries are ranked in blocks, and the texts of a smaller block are read by their rows in the corpus. Memory holds the
+rankings of one block and the indexes of the pools (`pools.py`), and does not grow with the number of queries.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ TEXT_BLOCK = 256  # queries whose passages' texts are in memory: 256 x 200 passa
 class MiningJob:
     """The inputs and the output of `jaxret mine`."""
 
-    data: TrainingSource | QuerySource  # the training queries, without positives only if those are retrieved
+    data: TrainingSource | QuerySource  # the training queries; they may lack positives only if positives are retrieved
     pools: tuple[str, ...]  # "bm25", folders of runs, files of rankings
     out: str  # training file to write
-    corpus: Corpus | None = None  # has the passages; needed unless a run of pools has encoded them
-    encoded_name: str = ""  # name of a run's encoded corpus, "" for its only one
+    corpus: Corpus | None = None  # the passages; needed unless a pool is a run, which has encoded them
+    encoded_name: str = ""  # name of a run's encoded corpus; "": the only one
     teacher: str = ""  # file of rankings with a teacher's scores
     concat: tuple[TrainingSource, ...] = ()  # training files whose records follow the mined ones
     settings: MiningSettings = field(default_factory=MiningSettings)
     on_error: str = "error"  # or "skip": policy for bad records
-    subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
-    workers: RayWorkers | None = None  # that search the corpora of runs in place of this process
-    explicit_fields: tuple[str, ...] = ()  # of `settings`, those on the command line
+    subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as for data.subset
+    workers: RayWorkers | None = None  # workers that search the corpora of runs in place of this process
+    explicit_fields: tuple[str, ...] = ()  # names of the fields of `settings` that are on the command line
 
     @cached_property
     def rankings(self) -> dict[str, RankingSource]:
@@ -95,13 +95,13 @@ class MiningJob:
 
     @property
     def judged(self) -> bool:
-        """Whether the positives are the training queries' (not retrieved passages)."""
+        """Whether the positives come from the training queries, and not from retrieved passages."""
         return not self.settings.positives_from_retrieval
 
 
 @dataclass(frozen=True)
 class MiningResult:
-    """The file that was written, the fate of the retrieved passages, and the audit of the file."""
+    """The file that was written, counts of the retrieved passages, and the audit of the file."""
 
     path: Path
     tally: MiningTally
@@ -109,7 +109,7 @@ class MiningResult:
 
 
 def mine_negatives(job: MiningJob) -> MiningResult:
-    """Write the training file and `<its name>.parents.json` beside it, and log counts of each step.
+    """Write the training file and `<its name>.parents.json` next to it, and log counts of each step.
 
     Raises:
         ValueError: settings that contradict each other or the pools.
@@ -118,14 +118,14 @@ def mine_negatives(job: MiningJob) -> MiningResult:
     policy, path = Policy(job.on_error), Path(job.out)
     require_settings(job)
     require_writable(path.parent)
-    for data in job.concat:  # it follows the mined records, hours later: a bad one is an error now
+    for data in job.concat:  # its records are written hours later, after the mined ones; a bad record is an error now
         deque(read_concatenated(data, job.settings.keep, Policy(job.on_error)), maxlen=0)
     questions = _read_queries(job, policy)
     check_answers((entry.query for entry in questions.queries), job.settings.match)
     print(f"{job.data}: {len(questions.queries):,} queries ({job.data.describe()})")
     if job.settings.positives_from_retrieval:
         print(
-            "positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged"
+            "positives_from_retrieval: the positives are retrieved passages with an answer string, not the judged ones"
         )
     with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
         pools, texts, origin = open_pools(job, questions, policy, Path(folder))
@@ -141,7 +141,7 @@ def mine_negatives(job: MiningJob) -> MiningResult:
     print(f"from {names}, ranks {job.settings.skip + 1} to {job.settings.depth}:")
     print("\n".join(chooser.tally.lines()))
     if not teacher and (len(pools) > 1 or job.concat):
-        print("  scores of two pools, or files, are not comparable: none are in the file (--teacher has one for all)")
+        print("  scores of two pools or files are not comparable, so the file has none (--teacher gives one scale)")
     elif any(isinstance(pool, RankingFilePool) and pool.ranks_alone for pool in pools) and not teacher:
         print(f"  {names} has ranks without scores, so the mined file has no scores")
     audit = audit_mined_file(path, questions.queries, job.settings.match)
@@ -161,7 +161,7 @@ def _read_queries(job: MiningJob, policy: Policy) -> TrainingQueries:
 
 def require_same_sources(job: MiningJob) -> None:
     """Raise ContractError if the training file that an earlier command wrote was changed since, or was mined for other
-    queries, from another corpus or other pools, with other settings, or with other files, than those of `job`."""
+    queries, from another corpus or other pools, or with other settings or files than `job` has."""
     assert job.corpus is not None
     record, policy = parents_path(Path(job.out)), Policy(job.on_error)
     content = read_with_digest(record)
@@ -183,7 +183,7 @@ def require_same_sources(job: MiningJob) -> None:
 
 
 def _settings_record(job: MiningJob) -> dict[str, Any]:
-    """Return what a file's record has of a job, besides queries, corpus and pools."""
+    """Return the part of a file's record that describes a job's settings: all but queries, corpus and pools."""
     return {
         "teacher": job.teacher,
         "concat": [{"source": data.source, "sha256": sha256_file(data.file.path)} for data in job.concat if data.file],
@@ -192,8 +192,8 @@ def _settings_record(job: MiningJob) -> dict[str, Any]:
 
 
 def require_settings(job: MiningJob) -> None:
-    """Raise ValueError for missing or contradicting settings and for an output that is also an input, DataError where
-    scores are needed of a ranking without scores."""
+    """Raise ValueError for missing or contradicting settings and for an output that is also an input, and DataError if
+    scores are needed and a ranking has none."""
     require_meaning(job.pools, job.settings, job.teacher)
     if "seed" in job.explicit_fields and job.settings.draw == TOP and not job.subset[0]:
         raise ValueError(f"--seed draws nothing with --draw={TOP} and no --subset: remove it")
@@ -207,7 +207,7 @@ def require_settings(job: MiningJob) -> None:
     if not job.corpus and len(runs) < len(job.pools):
         raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
     if job.encoded_name and not runs:
-        raise ValueError(f"--encoded={job.encoded_name} is the corpus of a run, and no pool is one: remove it")
+        raise ValueError(f"--encoded={job.encoded_name} names the corpus of a run, but no pool is a run: remove it")
     ranking_files = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
     if job.teacher:
         job.rankings[job.teacher].require_scores("the scores of a teacher")
@@ -225,9 +225,9 @@ def require_settings(job: MiningJob) -> None:
 
 
 def require_run_pool(job: MiningJob) -> None:
-    """Raise ValueError if no pool is a run, which is what the workers of an engine search by."""
+    """Raise ValueError if no pool is a run, because the workers of an engine search only with runs."""
     if not any(map(is_run_folder, job.pools)):
-        raise ValueError(f"workers search by runs, and no pool is one ({', '.join(job.pools)}): remove --engine")
+        raise ValueError(f"workers search with runs, but no pool is a run ({', '.join(job.pools)}): remove --engine")
 
 
 def require_meaning(pools: Sequence[str], settings: MiningSettings, teacher: str = "") -> None:
@@ -236,7 +236,7 @@ def require_meaning(pools: Sequence[str], settings: MiningSettings, teacher: str
         raise ValueError(f"there is no pool to mine; give {BM25_NAME}, the folder of a run, or a file of rankings")
     if settings.positives_from_retrieval and len(pools) > 1:
         raise ValueError(
-            "positives_from_retrieval takes the positives of one pool; mine the others apart, and --concat"
+            "positives_from_retrieval takes positives from one pool; mine the others separately, with --concat"
         )
     if settings.share is not None and BM25_NAME in pools and not teacher:
         raise _no_bound(settings.share, BM25_NAME)
@@ -252,7 +252,7 @@ def _no_bound(share: float, pool: str) -> ValueError:
 def open_pools(
     job: MiningJob, questions: TrainingQueries, policy: Policy, folder: Path
 ) -> tuple[list[NegativePool], PassageLookup, dict[str, Any]]:
-    """Open the pools; return them, a reader of texts, and the origin of these ({"path", "sha256", "passages"}).
+    """Open the pools. Return them, a reader of texts, and the origin of the texts ({"path", "sha256", "passages"}).
 
     Args:
         job: names of pools and corpus, settings.
@@ -274,7 +274,7 @@ def open_pools(
         raise _no_bound(job.settings.share, names[0])
     if job.settings.margin and names:
         print(
-            f"margin {job.settings.margin:g} is in scores of {names[0]}, which have no bound: compare it with "
+            f"margin {job.settings.margin:g} is in scores of {names[0]}, which have no upper limit: compare it with "
             "the scores of positives below (NV-Retriever's 0.05 is for cosines)"
         )
     if not job.corpus:
@@ -302,7 +302,7 @@ def select_examples(
         chooser: selects negatives and counts.
 
     Raises:
-        ValueError: nothing was retrieved at the ranks, or nothing of it is in the corpus.
+        ValueError: no passage was retrieved at the ranks, or none of them is in the corpus.
     """
     settings = chooser.settings
     with Progress("mine", len(questions.queries), "query") as bar:
@@ -323,7 +323,7 @@ def select_examples(
     if not chooser.tally.passages:
         raise ValueError(f"no passage was retrieved at ranks {settings.skip + 1} to {settings.depth} of any query")
     if chooser.tally.left_out["no such text in the corpus"] == chooser.tally.passages:
-        raise ValueError("nothing that was retrieved is in the corpus; use the one that the rankings are of")
+        raise ValueError("no retrieved passage is in the corpus; use the corpus of the rankings")
 
 
 def write_examples(
@@ -336,7 +336,7 @@ def write_examples(
 ) -> None:
     """Write the mined examples, then the records of --concat files.
 
-    If some part has examples of which only the first positive is a target, no example of the file has several.
+    If only the first positive is a target in the examples of some part, no example of the file has several targets.
 
     Args:
         job: names of --concat files, settings.
@@ -355,13 +355,13 @@ def write_examples(
         for example in rows:
             example = with_unique_id(example, texts)
             file.write(json.dumps(make_tevatron_record(example, every_positive), ensure_ascii=False) + "\n")
-        parents_path(path).unlink(missing_ok=True)  # of the file that is replaced now; a job killed here leaves none
+        parents_path(path).unlink(missing_ok=True)  # record of the replaced file; a job killed here leaves no record
 
 
 def with_unique_id(example: Example, texts: dict[str, int]) -> Example:
-    """Return the example, with another id if a different question has its id: files without ids count rows from 0.
+    """Return the example, with another id if a different question has its id (files without ids count rows from 0).
 
-    texts: id -> hash of its question, of all examples so far; is extended.
+    texts: id -> hash of its question, for all examples so far; updated.
     """
     key, text, number = example.query.id, hash(example.query.text), 1
     while texts.setdefault(key, text) != text:
@@ -371,7 +371,8 @@ def with_unique_id(example: Example, texts: dict[str, int]) -> Example:
 
 
 def parents_path(path: Path) -> Path:
-    """Return the path of the record of a mined file's sources, beside it; a.jsonl and a.jsonl.gz have one each."""
+    """Return the path of the record of a mined file's sources, which is next to the file. a.jsonl and a.jsonl.gz have
+    different records."""
     return path.with_name(f"{path.name}.parents.json")
 
 

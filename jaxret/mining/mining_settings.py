@@ -18,7 +18,7 @@ class MiningSettings:
     skip: int = option(0, "number of ranks at the top to skip", lower_bound=0)
     keep: int = option(30, "negatives per query from each pool, and from each record of --concat", lower_bound=1)
     draw: str = option(SAMPLE, "draw negatives at random, or take the first ones", (SAMPLE, TOP))
-    # The sample depends on the seed, the query's id and the pool alone.
+    # The sample depends only on the seed, the query's id and the pool.
     seed: int = option(12345, "seed of the sample", lower_bound=0)
     answers: bool = option(True, "leave out passages with an answer of the query")  # DPR
     match: str = shared_options.match()
@@ -32,7 +32,7 @@ class MiningSettings:
     # RocketQA: a cross-encoder's .1.
     min_score: float | None = option(None, "leave out passages with a lower score")
     max_score: float | None = option(None, "leave out passages with this score or a higher one")
-    # In rank order, and judgements are ignored: MLR's published code mines so.
+    # In rank order, without regard to judgements, as in MLR's published code.
     positives_from_retrieval: bool = option(
         False,
         "retrieved passages with an answer are the positives, and the first is the target; judgements are ignored",
@@ -41,13 +41,13 @@ class MiningSettings:
     def __post_init__(self) -> None:
         check_options(self)
         if self.min_score is not None and self.max_score is not None and self.min_score >= self.max_score:
-            raise ValueError(f"min_score is {self.min_score} and max_score {self.max_score}: nothing is between")
+            raise ValueError(f"min_score is {self.min_score} and max_score {self.max_score}: no score is between them")
         if not 0 <= self.skip < self.depth:
-            raise ValueError(f"ranks {self.skip + 1} to {self.depth}: there are none; skip must be below depth")
+            raise ValueError(f"there are no ranks from {self.skip + 1} to {self.depth}; skip must be below depth")
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}; it is a part of the positive's score, above 0 and at most 1")
         if self.positives_from_retrieval and not self.answers:
-            raise ValueError("positives_from_retrieval goes by answer strings; leave answers on")
+            raise ValueError("positives_from_retrieval needs answer strings; leave answers on")
 
     @property
     def compares(self) -> bool:

@@ -21,14 +21,14 @@ from jaxret.mining.training_queries import TrainingQuery
 
 @dataclass
 class MiningTally:
-    """Counts of retrieved passages and of queries by their fate."""
+    """Counts of retrieved passages and of queries, by result."""
 
     passages: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)  # by filter
-    eligible: int = 0  # passed all filters
+    left_out: Counter[str] = field(default_factory=Counter)  # filter -> passages that it left out
+    eligible: int = 0  # passages that passed all filters
     negatives: int = 0
     queries: Counter[str] = field(default_factory=Counter)  # end of a message "N queries ..." -> N
-    target_scores: list[float] = field(default_factory=list)  # of positives, from which limits were computed
+    target_scores: list[float] = field(default_factory=list)  # scores of positives, from which limits were computed
 
     def lines(self) -> list[str]:
         rows = [
@@ -48,7 +48,7 @@ class NegativeSelector:
     """Selects negatives by the settings, and counts what it left out.
 
     teacher: scores that margins compare and the file stores, instead of the pool's. concatenated: whether records of
-    other files follow in the file, all of whose scores must have one scorer.
+    other files follow; then all scores of the file must come from one scorer.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class NegativeSelector:
         self.tally, self._matcher = MiningTally(), AnswerMatcher(settings.match)
 
     def with_corpus_texts(self, training_query: TrainingQuery, texts: Mapping[str, Passage]) -> TrainingQuery:
-        """Return the query with the corpus's texts of its positives, where the corpus has them: a training file has one
-        text for an id, and the negatives of other queries have the corpus's."""
-        positives = tuple(  # an encoded corpus has empty passages for ids that it lacks
+        """Return the query with the corpus's texts for its positives that are in the corpus. A training file has one
+        text for an id, and the negatives of other queries have the corpus's text."""
+        positives = tuple(  # an encoded corpus returns empty passages for unknown ids
             passage if (passage := texts.get(positive.id)) and (passage.text or passage.title) else positive
             for positive in training_query.positives
         )
@@ -72,7 +72,7 @@ class NegativeSelector:
     def make_example(
         self, training_query: TrainingQuery, results: Sequence[PoolResult], texts: Mapping[str, Passage]
     ) -> Example | None:
-        """Make the example of a query from the result of each pool; None if it has no positive.
+        """Make the example of a query from the result of each pool. Return None if it has no positive.
 
         Passages without a score are written without one.
         """
@@ -109,7 +109,8 @@ class NegativeSelector:
     def score_concatenated(self, example: Example, query_texts: Mapping[str, str]) -> Example:
         """Return a record of a --concat file with the teacher's scores, or without scores.
 
-        query_texts: id -> text of the queries that the teacher scored. Ids may be row numbers, so texts must agree.
+        query_texts: id -> text of the queries that the teacher scored. Ids may be row numbers, so the texts must be
+        equal.
         """
         same_query = self.teacher is not None and query_texts.get(example.query.id) == example.query.text
         record = with_scores(
@@ -121,7 +122,7 @@ class NegativeSelector:
         return record
 
     def window(self, result: PoolResult, texts: Mapping[str, Passage]) -> tuple[Passage, ...]:
-        """Return the passages at the used ranks that have a text in the corpus."""
+        """Return the passages at the ranks in use that have a text in the corpus."""
         ids = [key for key, _ in result.ranking[self.settings.skip : self.settings.depth]]
         passages = tuple(texts[key] for key in ids if key in texts)
         self.tally.passages += len(ids)
@@ -156,7 +157,7 @@ def positive_scores(
     scores: Mapping[str, float],
     passages: Sequence[Passage],
 ) -> list[float]:
-    """Return a score of each positive: by its id, else of a retrieved passage with its text, else NaN.
+    """Return a score for each positive: the score of its id, else of a retrieved passage with its text, else NaN.
 
     Args:
         training_query: the query and its positives.

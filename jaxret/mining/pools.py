@@ -1,7 +1,7 @@
 """Pools of hard negatives: BM25, a run that encoded the corpus, or a file of rankings.
 
-A pool also scores positives that it did not retrieve, where it can: a margin compares a negative's score with the
-positive's, and both must have one scorer.
+If it can, a pool also scores positives that it did not retrieve. A margin compares the scores of a negative and a
+positive, and both must come from the same scorer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PoolResult(NamedTuple):
     """The ranking of a query by a pool, and its positives' scores."""
 
     ranking: Ranking  # best first
-    positives: dict[str, float]  # id -> score; without positives that the pool cannot score
+    positives: dict[str, float]  # id -> score; positives that the pool cannot score are missing
 
 
 @runtime_checkable
@@ -49,14 +49,14 @@ class NegativePool(Protocol):
     name: str
     has_bound: (
         bool | None
-    )  # whether scores are at most 1 (cosines), so that a share of one has a meaning; None: unknown
+    )  # whether scores are at most 1 (cosines), so that a share of a score is meaningful; None: unknown
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
         """Rank `depth` passages for each query, and score its positives (ids)."""
         ...
 
     def parent(self) -> dict[str, Any]:
-        """Return a record of the pool, with digests, for JSON, as `pool_parent` does."""
+        """Return the record of `pool_parent`."""
         ...
 
 
@@ -86,7 +86,7 @@ class BM25Pool:
 class RunPool:
     """A pool of a run's exact search of a corpus that it encoded.
 
-    In memory are the ids of the corpus, its vectors if they are few, and all vectors of a block of queries (of late
+    Memory holds the ids of the corpus, its vectors if they are few, and all vectors of a block of queries (under late
     interaction, one for each token).
     """
 
@@ -100,7 +100,7 @@ class RunPool:
         """Open a run and its encoded corpus.
 
         Args:
-            encoded_name: name of the encoded corpus, "" for the only one.
+            encoded_name: name of the encoded corpus; "": the only one.
             positives: ids of the passages that `scores` and `missing` may be called with.
             workers: workers of a cluster that search in place of this process.
         """
@@ -114,7 +114,7 @@ class RunPool:
             self._rows |= {key: row for row, key in enumerate(ids, first) if key in positives}
 
     def require_corpus(self, corpus: Corpus, sha256: str) -> None:
-        """Raise ContractError if texts are read from another file than was encoded."""
+        """Raise ContractError if texts are read from another file than the one that was encoded."""
         require_encoded(self.searcher.encoded_corpus, corpus, sha256, "give that, or remove --corpus")
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
@@ -127,7 +127,7 @@ class RunPool:
         return self._scores(self.searcher.encode(queries)[1], passages)
 
     def missing(self, passages: Iterable[str]) -> list[str]:
-        """Return the ids that the corpus lacks, of the ids that the pool was opened for."""
+        """Return those of the ids that the pool was opened for that are not in the corpus."""
         return [key for key in passages if key not in self._rows]
 
     def _scores(self, vectors: TextVectors, passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
@@ -154,7 +154,7 @@ class RankingFilePool:
         self.name, self._source = source.source, source
         self.ranks_alone = source.without_scores
         self._offsets: dict[str, int] = {}
-        self._texts: dict[str, str] = {}  # of queries, if the format has them; ids may then be row numbers
+        self._texts: dict[str, str] = {}  # texts of queries, if the format has them; ids may then be row numbers
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the pool)
         for query, lines in groupby(source.read_lines(policy), key=lambda line: line.query_id):
             ranking = rank_lines(lines, policy)[query]
@@ -173,14 +173,14 @@ class RankingFilePool:
         ranked_queries = [query for query in queries if query.id in self._offsets]
         if not ranked_queries:
             raise ValueError(
-                f"{self._source} ranks none of the {len(queries):,} queries of {data} (as {queries[0].id!r}); give the "
-                "results of a search for these"
+                f"{self._source} ranks none of the {len(queries):,} queries of {data} ({queries[0].id!r}, ...); give "
+                "the results of a search for these"
             )
         for query in ranked_queries:
             if query.id in self._texts and self._texts[query.id] != query.text:
                 raise ValueError(
                     f"{self._source}: its query {query.id} is {self._texts[query.id][:60]!r}, but that of {data} is "
-                    f"{query.text[:60]!r}: both count their rows; give the results of a search for these queries"
+                    f"{query.text[:60]!r}. Both number their rows; give the results of a search for these queries"
                 )
 
     def ranking(self, query: str) -> list[tuple[str, float]]:
@@ -210,7 +210,8 @@ def rankings_parent(source: RankingSource) -> dict[str, Any]:
 def pool_parent(name: str, encoded_name: str = "") -> dict[str, Any]:
     """Return the record of BM25 or of a run, with digests, for JSON, without opening the pool.
 
-    Raises CheckpointError for a run without a checkpoint, and as `corpus_folder` does. encoded_name: of a run.
+    Raises CheckpointError for a run without a checkpoint, and the errors of `corpus_folder`. encoded_name: name of the
+    encoded corpus of a run.
     """
     if name == BM25_NAME:
         return {"pool": name, **asdict(BM25Settings())}
@@ -223,7 +224,7 @@ def pool_parent(name: str, encoded_name: str = "") -> dict[str, Any]:
 def require_encoded(encoded_corpus: EncodedCorpus, corpus: Corpus, sha256: str, remedy: str) -> None:
     """Raise ContractError with both digests if a corpus is not the one that was encoded: ids may name other passages.
 
-    A corpus that was changed since (--append, --delete) has no file to compare with.
+    A corpus that was changed after its encoding (--append, --delete) has no file to compare with.
 
     Args:
         encoded_corpus: vectors of the corpus.

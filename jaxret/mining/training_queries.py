@@ -50,7 +50,7 @@ def open_training_queries(source: str, split: str, positives: bool = True) -> Tr
         positives: require positives. False also opens queries without one, e.g. a file of questions.
 
     Raises:
-        DataError: a file is missing, or has none.
+        DataError: a file is missing, or has no training queries.
     """
     if positives:
         return TrainingSource.open(source, split)
@@ -59,9 +59,9 @@ def open_training_queries(source: str, split: str, positives: bool = True) -> Tr
 
 
 def open_concatenated(source: str) -> TrainingSource:
-    """Open a training file whose records follow the mined ones. Raises ValueError for what is not a file."""
+    """Open a training file whose records follow the mined ones. Raises ValueError if it is not a file."""
     if not source_path(source).is_file():
-        raise ValueError(f"--concat={source} is not a file; give one of training records")
+        raise ValueError(f"--concat={source} is not a file; give a file of training records")
     return TrainingSource.open(source)
 
 
@@ -74,7 +74,7 @@ def read_training_queries(data: TrainingSource | QuerySource, policy: Policy) ->
     """
     if isinstance(data, TrainingSource):
         by_id: dict[str, TrainingQuery] = {}
-        passages: dict[Passage, Passage] = {}  # one object for a passage, however many queries have it
+        passages: dict[Passage, Passage] = {}  # one object for each passage, even if many queries have it
         for example in read_query_examples(data, policy):
             earlier = by_id.get(example.query.id, TrainingQuery(example.query))
             require_same_text(earlier.query, example.query, data.source)
@@ -85,15 +85,15 @@ def read_training_queries(data: TrainingSource | QuerySource, policy: Policy) ->
     else:
         queries, every_target = tuple(map(TrainingQuery, data.read(policy))), False
     if not queries:
-        raise ValueError(f"{data} has no training query; give a folder or file with some")
+        raise ValueError(f"{data} has no training query; give a folder or file with training queries")
     return TrainingQueries(queries, every_target)
 
 
 def require_same_text(first: Query, second: Query, source: str) -> None:
-    """Raise ValueError for two questions with one id: code that looks queries up by id would confuse them."""
+    """Raise ValueError for two questions with one id, because code that looks up queries by id would confuse them."""
     if first.text != second.text:
         raise ValueError(
-            f"{source}: query {first.id!r} is {first.text[:60]!r} and {second.text[:60]!r}; give each an id of its own"
+            f"{source}: query {first.id!r} is {first.text[:60]!r} and {second.text[:60]!r}; give them different ids"
         )
 
 
@@ -126,8 +126,8 @@ def read_concatenated(data: TrainingSource, keep: int, policy: Policy) -> Iterat
 def split_by_target(examples: Iterable[Example], every_positive: bool, file_every_positive: bool) -> Iterator[Example]:
     """Yield examples for a file whose positives are all targets (file_every_positive), or only the first.
 
-    Examples whose positives are all targets (every_positive) are split, one for each positive, if the file has one
-    target for an example.
+    Examples whose positives are all targets (every_positive) are split into one for each positive if the file has one
+    target per example.
     """
     for example in examples:
         yield from examples_by_target(example) if every_positive and not file_every_positive else [example]

@@ -78,7 +78,7 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
         key: key that has the targets, for errors.
 
     Raises:
-        ValueError: a target is no regular expression, or matches nothing.
+        ValueError: a target is not a regular expression, or matches nothing.
     """
     layers = linear_layers(config)
     numbers_by_path: dict[str, set[int]] = {}

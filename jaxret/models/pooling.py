@@ -73,8 +73,8 @@ class ScalarMix(Pooling):
 
 
 class SelfContrastive(Pooling):
-    """Training keeps all V vectors, and the loss has a local term (MLR eq. 5-6). Inference keeps vector 0, which is of
-    the last layer."""
+    """Training keeps all V vectors, and the loss has a local term (MLR eq. 5-6). Inference keeps vector 0, which comes
+    from the last layer."""
 
     LOSS: ClassVar[dict[str, str]] = {"positive": "first", "local_target": "first"}
 

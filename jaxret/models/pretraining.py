@@ -55,7 +55,7 @@ class PretrainingMethod:
         return "condenser" if self.condenses else "decoder" if self.decodes else ""
 
     @property
-    def pairs(self) -> bool:
+    def in_pairs(self) -> bool:
         """Whether the method contrasts two spans of a document."""
         return self.name == "cocondenser"
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-# Score of vectors that do not exist: below any real score, and finite, so that a text of padding alone gives no NaN.
+# Score of vectors that do not exist: below any real score, and finite, so that a text of only padding gives no NaN.
 MASKED_SCORE = -1e9
 
 

@@ -198,7 +198,7 @@ class Topology:
         return options
 
 
-# Other names of chips, which their makers and clouds use -> our names.
+# Names of chips that makers and clouds use -> our names.
 ALIASES = {"mi300": "mi300x", "a100-80gb": "a100", "tpu7x": "v7", "v5litepod": "v5e"}
 
 
@@ -207,7 +207,7 @@ def parse_topology(text: str) -> Topology:
     name, _, grid = text.lower().partition(":")
     name = ALIASES.get(name, name)
     if name not in CHIPS:
-        raise ValueError(f"--topology={text}: {name!r} is not a known chip; known are {', '.join(CHIPS)}")
+        raise ValueError(f"--topology={text}: {name!r} is not a known chip; the chips are {', '.join(CHIPS)}")
     chip = CHIPS[name]
     axes = {"v4": 3, "v5p": 3, "v7": 3, "v5e": 2, "v6e": 2}.get(name, 1)
     if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*", grid) or grid.count("x") + 1 != axes:

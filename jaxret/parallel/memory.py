@@ -9,7 +9,7 @@ import jax
 
 # mallopt's parameters (glibc's malloc.h) -> values.
 _OPTIONS = {
-    -3: 2**31 - 1,  # M_MMAP_THRESHOLD: blocks of at least so many bytes get a mapping of their own; the largest int
+    -3: 2**31 - 1,  # M_MMAP_THRESHOLD: blocks of at least this size get their own mapping; the value is the largest int
     -1: -1,  # M_TRIM_THRESHOLD: free bytes at the end of the heap from which they are returned to the system; -1: never
 }
 

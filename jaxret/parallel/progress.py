@@ -1,8 +1,8 @@
 """Progress of long work on standard error, and the lines that a job prints.
 
 A terminal or a notebook has a bar, which appears after a second; a process shows one bar at a time. A file or a pipe
-gets a line with the time every ten seconds. A terminal and a file show work of which no part is finished, too, as while
-a program is compiled. Nested work has lines of its own while the outer work makes no progress.
+gets a line with the time every ten seconds. They also show work of which no part is finished, such as while
+a program is compiled. Nested work has its own lines while the outer work makes no progress.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def print_line(text: str) -> None:
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, whose output is no terminal. Does not import IPython."""
+    """Return whether this process is the kernel of a notebook, whose output is not a terminal. Does not import
+    IPython."""
     ipython: Any = sys.modules.get("IPython")
     return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
 

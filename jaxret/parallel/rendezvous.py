@@ -126,7 +126,7 @@ def _misfit(process_ids: dict[asyncio.StreamWriter, int], number: int, total: in
         return f"process {number} was started for a job of {total} processes, and process 0 for a job of {count}"
     hosts = [writer.get_extra_info("peername")[0] for writer, id in process_ids.items() if id == number]
     if len(hosts) > 1 or not 0 < number < count:
-        return f"process {number} connected twice, from {' and '.join(hosts)}: every process needs a number of its own"
+        return f"process {number} connected twice, from {' and '.join(hosts)}: every process needs a different number"
     return ""
 
 

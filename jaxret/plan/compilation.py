@@ -1,7 +1,8 @@
-"""Compilation for chips that this machine lacks. The needs of the program are read from XLA's dump.
+"""Compilation for chips that this machine lacks. The memory, the work and the traffic of the program are read from
+XLA's dump.
 
 A separate process compiles (`compile_process.py`), because libtpu can be loaded only once in a process, and fails for
-programs that do not fit. The process is killed when buffers are assigned, because generating machine code takes
+programs that do not fit. The process is killed once buffers are assigned, because generating machine code would take
 minutes.
 """
 
@@ -39,7 +40,7 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """The needs of a program on one device."""
+    """The memory, the work and the traffic of a program on one device."""
 
     memory: dict[str, int]  # bytes by kind, whose sum is `total`; temporaries exist only during the step
     collectives: tuple[Collective, ...]
@@ -82,7 +83,7 @@ def missing_compiler(topology: Topology) -> str:
     compilers = COMPILERS[topology.chip.platform]
     if any(importlib.util.find_spec(module) is not None for module in compilers):
         return ""
-    remedy = "pip install -r requirements-plan.txt, in an environment of its own"
+    remedy = "pip install -r requirements-plan.txt, in a separate environment"
     return f"{topology} was not compiled for, because {compilers[0]} is not installed: {remedy}"
 
 
@@ -139,7 +140,7 @@ def _dumped(dump: Path, suffix: str) -> Path | None:
 
 
 def read_dump(folder: Path, devices: int, log: str) -> CompiledProgram:
-    """Read the needs of a program from its dump. Raises CompileError if a file of the dump is missing."""
+    """Read a `CompiledProgram` from its dump. Raises CompileError if a file of the dump is missing."""
     texts = {}
     for suffix in ("after_optimizations.txt", "buffer-assignment.txt"):
         path = _dumped(folder / "dump", suffix)

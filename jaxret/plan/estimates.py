@@ -29,7 +29,7 @@ from jaxret.training.train_state import checkpoint_trees, make_update_rule
 from jaxret.types import VECTOR_DTYPES
 
 PlanValues = dict[str, Any]  # the JSON object of a plan, or a part of one
-COST_SHARES = (0.2, 0.4, 0.6)  # shares of the full rate: of small batches or models, the usual share, of large ones
+COST_SHARES = (0.2, 0.4, 0.6)  # shares of the full rate: for small batches or models, usual, and for large ones
 
 
 def count_numbers(tree: Any) -> int:
@@ -126,7 +126,7 @@ def device_memory(
         return {"by_kind": by_kind, "total": need, "usable": usable, "fits": fits, "at_least": True}
     by_kind = dict(executable.memory)
     other_parameters = program.state.get("parameters", 0) - by_kind["parameters"]
-    if not training and other_parameters > 0:  # the encoder of the other side is in memory, but is no argument
+    if not training and other_parameters > 0:  # the encoder of the other side is in memory, but is not an argument
         by_kind["other parameters"] = other_parameters
     need = sum(by_kind.values())
     return {"by_kind": by_kind, "total": need, "usable": usable, "fits": need <= usable, "at_least": False}

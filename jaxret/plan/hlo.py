@@ -132,7 +132,8 @@ def branches(conditional: Instruction) -> list[str]:
 
 
 def trip_count(module: HloModule, caller: str, loop: Instruction) -> int | None:
-    """Return the number of runs of a loop: XLA's annotation, or the constant limit of its counter minus its start.
+    """Return the number of iterations of a loop: XLA's annotation, or the constant limit of its counter minus its
+    start.
 
     Return None if the HLO has neither.
     """

@@ -128,7 +128,7 @@ def _collectives(values: PlanValues, _: Topology | None) -> Iterator[str]:
     result_mb, sent_mb = values["collective_bytes"] / 1e6, values["sent_bytes"] / 1e6
     yield f"collectives, of each device: {result_mb:,.1f} MB of results, of which it sends {sent_mb:,.1f} MB at least"
     if sent_mb:
-        yield f"  {values['overlapped']:.0%} of what it sends moves beside products, as XLA schedules them"
+        yield f"  {values['overlapped']:.0%} of what it sends moves during matrix products, as XLA schedules them"
     table: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for collective in values["collectives"]:
         row = table[collective["kind"], "+".join(collective["dtypes"])]
@@ -174,7 +174,7 @@ def _training(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     if data["real"] is not None:
         real, padded_tokens, packed_tokens = (data[name] for name in ("real", "padded", "packed"))
         ratio = padded_tokens / real
-        yield f"tokens a step: {number(real)} real, {number(padded_tokens)} padded: {ratio:.2f} computed for each"
+        yield f"tokens per step: {number(real)} real, {number(padded_tokens)} padded: {ratio:.2f} computed for each"
         ratio, saving = packed_tokens / real, 1 - packed_tokens / padded_tokens
         packing = f"{number(packed_tokens)}, {ratio:.2f} computed for each: {saving:.0%} less to encode"
         yield f"with tokens.packing: {packing}"

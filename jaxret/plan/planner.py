@@ -54,7 +54,7 @@ class Planner:
         return read_plan_texts(self.config, self.directory, retriever, self.log, self.lengths)
 
     def data(self, config: ConfigDict, topology: Topology | None) -> Workload:
-        """Measure the work of the config, or of a changed one, on a topology. Packing depends on both."""
+        """Measure the work of a config on a topology. Packing depends on both."""
         retriever = programs.retriever_of(config, self.directory)
         return measure_workload(config, retriever, self.texts, self._devices(config, topology) // config.mesh.tensor)
 

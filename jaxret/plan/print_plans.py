@@ -24,8 +24,8 @@ SUBJECTS = ("train", "encode", "search")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The plan to print. Raises ValueError for an unknown subject, a utilization that is no share, and for lengths of
-    texts that are not used."""
+    """The plan to print. Raises ValueError for an unknown subject, a utilization that is not a share, and lengths
+    of texts that are not used."""
 
     subject: str  # one of SUBJECTS
     config: ConfigDict

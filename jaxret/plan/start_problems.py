@@ -32,5 +32,5 @@ def start_problems(verb: str, config: ConfigDict, topology: Topology) -> Iterato
             "HOST:PORT of process 0, and start the command on each (docs/clusters.md)"
         )
     elif verb == "encode":
-        start = "with --coordinator=auto" if platform == "tpu" else "each as a job of its own"
+        start = "with --coordinator=auto" if platform == "tpu" else "each as a separate job"
         yield f"{where}: start jaxret encode on each, {start} (docs/encoding.md)"

@@ -8,7 +8,7 @@ from typing import Any
 from jaxret.runs.mismatch import flatten
 
 # File -> flattened key -> value with the behaviour before the key existed. Empty: 0.2.0 is the first release.
-# From then on tests/runs/added_keys_test.py demands an entry for every new key.
+# After it, tests/runs/added_keys_test.py requires an entry for every new key.
 ADDED_KEYS: dict[str, dict[str, Any]] = {"config.json": {}, "contract.json": {}}
 
 

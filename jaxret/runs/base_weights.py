@@ -17,7 +17,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.types import Params
 
-_REMEDY = "The run holds adapters of that base alone: restore it."
+_REMEDY = "The run's adapters fit only that base: restore it."
 
 
 def read_base(
@@ -31,7 +31,7 @@ def read_base(
 
     Raises:
         FileNotFoundError: the base is not where it was.
-        ContractError: it is another one.
+        ContractError: the base is not the one that the run began with.
     """
     names = [name for name in parameter_shapes(model) if name.endswith("encoder")]
     if config.train.start_from:
@@ -48,14 +48,14 @@ def read_base(
 def encoder_of_base(workdir: Workdir, config: ConfigDict) -> Path:
     """Return the directory of encoder.checkpoint, after checking that its weights are the base of a run with adapters.
 
-    Raises as `read_base` does.
+    Raises FileNotFoundError if the base was moved, and ContractError if it is another one.
     """
     try:
         directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{workdir} holds adapters of an encoder that cannot be read: {error}. If it was moved, the run's "
-            "jaxret train with the new encoder.checkpoint records that"
+            f"{workdir} holds adapters of an encoder that cannot be read: {error}. If it was moved, run the run's "
+            "jaxret train again with the new encoder.checkpoint"
         ) from error
     digest = {"weights": weights_digest(directory, config.encoder.sha256)}
     record = {"weights": read_json(workdir.data)["start"].get("weights")}
@@ -68,7 +68,7 @@ def require_same_base(workdir: Workdir, record: Mapping[str, Any], present: Mapp
 
     Args:
         record: digest of the base that the run began with.
-        present: digest of the base that is there now.
+        present: digest of the base that exists now.
         name: name of the base, for the error.
     """
     require_equal({"base": record}, {"base": present}, str(workdir.data), name, _REMEDY)

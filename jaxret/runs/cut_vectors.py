@@ -1,4 +1,5 @@
-"""Cut vectors to their first dimensions: stored and new ones by the same arithmetic, so that the bytes are equal."""
+"""Cut vectors to their first dimensions. Stored and new vectors are cut by the same arithmetic, so that the bytes are
+equal."""
 
 from __future__ import annotations
 

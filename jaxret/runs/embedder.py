@@ -48,7 +48,8 @@ Padding = Callable[[int], int]  # function that returns the padded length of a t
 def plan_batches(
     lengths: np.ndarray, tokens_per_batch: int, multiple: int, padding: Padding = padded_length
 ) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yield (rows, padded number of rows, padded length) of batches, longest texts first, equal lengths in their order.
+    """Yield (rows, padded number of rows, padded length) of batches. The longest texts come first; texts of equal
+    length keep their order.
 
     A batch has about `tokens_per_batch` tokens. Its number of rows is a power of two times `multiple`. It depends only
     on the padded length, except that the last batch may be smaller. A single text, such as a query of a user, is not
@@ -129,8 +130,9 @@ class Embedder:
         if key not in self.program_cache:
 
             def filled(embeddings: Embeddings) -> jax.Array:
-                # Fill missing vectors with a copy of vector 0: the maximum over vectors is unchanged. Gather instead
-                # of `where`: XLA computes two expressions separately, and their last bits may differ.
+                # Fill missing vectors with a copy of vector 0: the maximum over vectors is unchanged. This is a gather
+                # and not a `where`, because XLA computes the two expressions of a `where` separately, and their last
+                # bits may differ.
                 vector_rows = jnp.where(embeddings.mask, jnp.arange(embeddings.mask.shape[1]), 0)
                 return jnp.take_along_axis(embeddings.vectors, vector_rows[..., None], axis=1)
 
@@ -235,7 +237,7 @@ class _Vectors:
     """A buffer for the vectors of a part. Vectors with more dimensions than the buffer are cut."""
 
     flat: np.ndarray  # [R,D], vectors of all texts
-    offsets: np.ndarray  # row of the first vector of each text, and R
+    offsets: np.ndarray  # row of the first vector of each text, then R
     missing_texts: int  # number of texts without vectors yet
     normalize: bool  # whether cut vectors are scaled to length 1
 
@@ -255,7 +257,7 @@ class _Vectors:
 
 @dataclass
 class _SparseVectors:
-    """Buffer for the words and weights of a part; `missing_texts` have none yet."""
+    """Buffer for the words and weights of a part; `missing_texts` is the number of texts without words yet."""
 
     missing_texts: int
     limit: int  # largest number of words of a text; 0: all

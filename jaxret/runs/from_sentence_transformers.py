@@ -42,7 +42,8 @@ def _of_family(key: str) -> str:
 
 
 def settings_family(settings: Mapping[str, Any]) -> str:
-    """Return the head that a directory declares; "": the single vector of sentence-transformers, or none."""
+    """Return the head that a directory declares; "" for the single vector of sentence-transformers, and for other
+    directories."""
     return next(filter(None, map(_of_family, settings)), "")
 
 
@@ -60,7 +61,7 @@ def apply_settings(
         config: the config.
         settings: settings of the directory, by key of the config.
         source: name of the directory, for the error message.
-        explicit_keys: keys that the user set, also to the default.
+        explicit_keys: keys that the user set, even to the default.
 
     Raises:
         ValueError: keys of the config contradict the directory; the message names all of them.
@@ -69,7 +70,7 @@ def apply_settings(
     family = settings_family(settings)
     if config.head.name in HEADS and not (config.head.name == family if family else HEADS[config.head.name].STOCK):
         settings = {key: value for key, value in settings.items() if key not in _OF_VECTORS and not _of_family(key)}
-    own_keys = set(explicit_keys) - {TITLE_SEPARATOR}  # "auto" asks for the directory's
+    own_keys = set(explicit_keys) - {TITLE_SEPARATOR}  # "auto" selects the directory's
     prompt_keys = own_keys & set(PROMPTS) if config.tokens.prompts else set()
     for key, value in ({TITLE_SEPARATOR: SEPARATOR} | dict(settings)).items():
         value = tuple(value) if isinstance(value, list) else value

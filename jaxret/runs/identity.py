@@ -13,10 +13,8 @@ NO_RESULT = (
 )
 
 RUN_KEYS = ("train.start_from", "train.teacher")  # keys of a config that name another run, or a stage of its recipe
-WEIGHTS = (
-    "start",
-    "teacher",
-)  # entries of data.json that are not data: of weights that a run began with, or learned from
+# Entries of data.json that are not data, but weights that a run began with or learned from.
+WEIGHTS = ("start", "teacher")
 VALIDATION = "validation"  # entry of data.json: digests of what validation reads besides the dev set
 
 
@@ -28,7 +26,7 @@ def without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
 def trained_on(record: Mapping[str, Any] | None, whole_sets: bool) -> dict[str, Any]:
     """Return digests of the data sets in a run's data.json, and of what its validation read.
 
-    With `whole_sets`, a random part (data.subset) counts as the set that it was drawn from, as another seed draws
+    With `whole_sets`, a random part (data.subset) counts as the set that it was drawn from, because each seed draws
     another part.
     """
     sets = {name: entry for name, entry in (record or {}).items() if isinstance(entry, Mapping) and name not in WEIGHTS}

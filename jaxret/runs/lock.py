@@ -1,4 +1,4 @@
-"""The lock of a folder that only one job may write to; reading needs no lock."""
+"""The lock of a folder to which only one job at a time may write. Reading needs no lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def hold_folder(folder: Path, job: str, patience: float = 0.0) -> Iterator[None]
     Args:
         folder: the folder, which is created if it does not exist.
         job: description of the job, for the error message in another job.
-        patience: seconds to wait for another job that holds the lock, from its last change of a file in the folder.
+        patience: seconds to wait for another job that holds the lock, counted from its last change of a file in the
+            folder.
 
     Raises:
         LockedError: another job holds the lock (raised in every process).
@@ -62,11 +63,11 @@ def hold_folder(folder: Path, job: str, patience: float = 0.0) -> Iterator[None]
             lock.release()
             if is_new:
                 with contextlib.suppress(OSError):
-                    folder.rmdir()  # succeeds if it is empty: a job that failed at once leaves no folder
+                    folder.rmdir()  # succeeds only if it is empty, so that a job that failed at once leaves no folder
 
 
 def _take(folder: Path, job: str, patience: float) -> FolderLock:
-    """Return the lock of a folder; wait for another job that holds it, as `hold_folder` does."""
+    """Return the lock of a folder. Wait for another job that holds it, like `hold_folder`."""
     states, since = None, time.monotonic()
     while True:
         try:

@@ -1,7 +1,7 @@
 """Compare two records that must agree, key by key.
 
-A difference stops the job with both values. Otherwise vectors would look right, but retrieve nonsense. The content of a
-run's contract is in runs/contract.py.
+A difference stops the job with both values, because vectors of different settings look correct but give wrong results.
+The content of a run's contract is in runs/contract.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class ContractError(ValueError):
-    """Two files or folders do not belong together, although they should."""
+    """Two files or folders that are used together do not match."""
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

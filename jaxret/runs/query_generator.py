@@ -62,7 +62,8 @@ class PromptTokenizer:
         return ids, cut
 
     def _shorten(self, text: str, length: int) -> str:
-        """Return a text without its last tokens, so many as `length` exceeds the limit, but at least one character."""
+        """Return a text without its last tokens: as many as `length` exceeds the limit. At least one character
+        remains."""
         ends = [end for _, end in self.backend.encode(text, add_special_tokens=False).offsets]
         count = len(ends) - (length - self.limit)
         return text[: min(ends[count - 1], len(text) - 1)].rstrip() if count > 0 else ""
@@ -70,7 +71,7 @@ class PromptTokenizer:
     def _prompt(self, title: str, text: str) -> str:
         passage = " ".join(part for part in (title, text) if part)
         values = dict(zip(FIELDS, (passage, title, text), strict=True))
-        # One pass: a passage that spells "{title}" is not filled in.
+        # In one pass, so that "{title}" in the text of a passage is not replaced.
         parts, template = [], self.template
         while template:
             name = min((name for name in FIELDS if name in template), key=template.index, default="")
@@ -116,11 +117,12 @@ class QueryGenerator:
     def __call__(
         self, passages: Sequence[Passage], first: int, advance: Callable[[int], object] | None = None
     ) -> tuple[list[list[str]], int]:
-        """Return the queries of each passage, without empty ones and repetitions, and the number of passages cut.
+        """Return the queries of each passage, without empty and repeated ones, and the number of passages that were
+        cut.
 
         Args:
             passages: passages in the order of the corpus.
-            first: number of the first one in the corpus, on which its samples depend.
+            first: number of the first passage in the corpus; samples depend on this number.
             advance: called with the number of passages of each finished batch.
         """
         prompts = [self.prompts(passage) for passage in passages]
@@ -159,8 +161,8 @@ def open_query_generator(
 
     Args:
         directory: T5 with its decoder, and its tokenizer.
-        template: prompt, as of PromptTokenizer.
-        limit: most tokens of a prompt with its passage.
+        template: prompt, as in PromptTokenizer.
+        limit: largest number of tokens of a prompt with its passage.
         dtype: type of products and kernels: "float32" or "bfloat16".
         tokens_per_batch: see QueryGenerator.
 
@@ -172,8 +174,8 @@ def open_query_generator(
     backend, special = load_backend(Path(directory))
     if special["eos"] != config.end_id:
         raise ValueError(
-            f"{directory}: the tokenizer's end of text has the id {special['eos']}, eos_token_id of config.json is "
-            f"{config.end_id}; they must be the same"
+            f"{directory}: the tokenizer's end of text has the id {special['eos']}, but eos_token_id of config.json "
+            f"is {config.end_id}; they must be the same"
         )
     backend.no_padding()
     backend.no_truncation()

@@ -36,7 +36,7 @@ class EngineOptions:
     )
     workers: int = option(1, "with --engine: number of workers", lower_bound=1)
     resources: str = option("CPU:1", "with --engine: devices of each worker, such as GPU:1, TPU:4 or CPU:2")
-    explicit_fields: tuple[str, ...] = ()  # names of the fields on the command line, also those with the default value
+    explicit_fields: tuple[str, ...] = ()  # fields on the command line, even with the default value
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -50,7 +50,7 @@ class EngineOptions:
         """Return the resources of a worker as arguments of Ray. Raises ValueError unless the text is KIND:NUMBER."""
         kind, _, count = self.resources.partition(":")
         if not kind or not count.isdecimal() or int(count) < 1:
-            raise ValueError(f"resources is {self.resources!r}; it must be a kind and a number, as GPU:1 or CPU:2")
+            raise ValueError(f"resources is {self.resources!r}; it must be a kind and a number, such as GPU:1 or CPU:2")
         if kind in ("CPU", "GPU"):
             return {"num_cpus": 1, f"num_{kind.lower()}s": int(count)}
         return {"num_cpus": 1, "resources": {kind: int(count)}}
@@ -71,10 +71,10 @@ def connected(options: EngineOptions) -> Iterator[Any]:
     address = options.engine if options.engine != "ray" else None  # Ray reads RAY_ADDRESS
     try:
         ray.init(address=address, logging_level=logging.WARNING)
-    except Exception as error:  # Ray raises many types, and messages with a traceback of its server
+    except Exception as error:  # Ray raises many types of errors, and its messages have a traceback of its server
         reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
         raise ConnectionError(
-            f"the Ray cluster of --engine={options.engine} does not take this job ({reason.strip()[:300]}); if its "
+            f"the Ray cluster of --engine={options.engine} refuses this job ({reason.strip()[:300]}); if its "
             "authentication is on, set RAY_AUTH_TOKEN"
         ) from error
     try:
@@ -107,7 +107,7 @@ class RunOpening:
     current: str = field(default_factory=os.getcwd)  # folder to which paths are relative
 
     def open(self) -> Run:
-        """Open the run, and return it. Raises as `open_run` and `require_platform` do."""
+        """Open the run, and return it. Raises the errors of `open_run` and `require_platform`."""
         from jaxret.parallel.processes import require_platform  # imports JAX, which parsing flags must not
         from jaxret.runs.run import open_run
 
@@ -121,7 +121,7 @@ class RayWorkers:
     """Workers of a Ray cluster that call functions. Any worker may run any call; if it dies, the call is repeated.
 
     A worker that died is replaced, RETRIES times in a row. Workers without resources wait until the cluster has a new
-    host; the others run their calls meanwhile. Workers open runs with `platform` and `attention`.
+    host. During this time, the other workers run their calls. Workers open runs with `platform` and `attention`.
     """
 
     def __init__(self, ray: Any, options: EngineOptions, platform: str = "", attention: str | None = None) -> None:
@@ -154,7 +154,8 @@ class RayWorkers:
     def run(self, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
         """Return the results of `function(state, *call)` for each call; `state` is a dict that the worker keeps.
 
-        A worker first runs the call with its own number, for which its state may have been made by an earlier `run`.
+        A worker first runs the call with its own number, because an earlier `run` may have made its state for this
+        call.
 
         Raises the error of a call, which is not repeated, and RuntimeError if no worker is left.
         """
@@ -174,7 +175,7 @@ class RayWorkers:
                 result = self._ray.get(answer)
             except self._ray.exceptions.RayTaskError as error:
                 self._idle.add(number)
-                self._calls = {call: (busy, None) for call, (busy, _) in self._calls.items()}  # of no later run
+                self._calls = {call: (busy, None) for call, (busy, _) in self._calls.items()}  # no call of a later run
                 raise error.cause from error
             except self._ray.exceptions.RayError as error:
                 queue += [] if place is None else [place]
@@ -186,7 +187,7 @@ class RayWorkers:
         return [results[place] for place in range(len(calls))]
 
     def _replace(self, number: int, error: Exception) -> None:
-        """Restart a worker that died. Raises RuntimeError if it died too often and was the last one."""
+        """Restart a worker that died. Raises RuntimeError if it died too often and no other worker is left."""
         self._deaths[number] += 1
         if self._deaths[number] <= RETRIES:
             self._start(number)
@@ -214,7 +215,7 @@ def _start_empty(state: dict[str, Any]) -> None:
 def ray_workers(
     options: EngineOptions, platform: str = "", attention: str | None = None
 ) -> Iterator[RayWorkers | None]:
-    """Yield the workers of a Ray cluster, or None if the options have no engine. Raises as `connected` does."""
+    """Yield the workers of a Ray cluster, or None if the options have no engine. Raises the errors of `connected`."""
     if not options.engine:
         yield None
         return

@@ -89,7 +89,7 @@ class TextScores:
     query_numbers: Mapping[str, int] = field(repr=False)  # Row of each query id
     passage_numbers: Mapping[str, int] = field(repr=False)  # Row of each passage id
     text_truncations: tuple[Truncation, Truncation]  # Effect of the length limits of queries and of passages
-    # Effect of the limit of scored pairs, where both texts have more tokens than the encoder positions
+    # Effect of the length limit of a pair: the encoder may have fewer positions than both texts have tokens
     pair_truncation: Truncation
 
     def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray:
@@ -130,7 +130,7 @@ def make_pair_scorer(
 
 
 def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **overrides: Any) -> Reranker:
-    """Open the run of a cross-encoder; `overrides` are fields of `RunOverrides`. Raises as `open_run` does."""
+    """Open the run of a cross-encoder; `overrides` are fields of `RunOverrides`. Raises the errors of `open_run`."""
     run = open_model(workdir, "reranking", make_cross_encoder_model, checkpoint, RunOverrides(**overrides))
     tokens = run.config.encode.tokens_per_batch
     scorer = make_pair_scorer(run.model, run.params, run.mesh, run.tokenizer, tokens)
@@ -176,7 +176,7 @@ def open_pretrained_reranker(
     params = {"encoder": encoder, "head": load_score_head(directory, shapes)}
     params = jax.device_put(params, shardings(mesh, params))
     config, weights = {"task": "reranking", "encoder": {"checkpoint": name}}, tree_digest(params)
-    start = {"start": {"weights": weights}}  # its training is unknown
+    start = {"start": {"weights": weights}}  # no file tells how it was trained
     origin = {"checkpoint": {"step": 0, "digest": weights}, "config": config, "training_data": start}
     scorer = make_pair_scorer(model, params, mesh, tokenizer, tokens_per_batch or TOKENS_PER_BATCH)
     return Reranker(scorer, tokenizer, origin)

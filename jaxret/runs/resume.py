@@ -30,7 +30,7 @@ _ABSENT = "(absent)"
 
 
 def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
-    """Return the changes of a config against the stored one of the run, all of which are allowed on resuming.
+    """Return the differences of a config from the stored config of the run. All of them are allowed on resuming.
 
     Raises ContractError with both values of every key that must not change, or if a file of the run is damaged or
     edited, or for the reasons of `require_same_checkpoint`; ValueError if a new encoder.checkpoint does not have the

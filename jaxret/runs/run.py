@@ -1,7 +1,7 @@
 """Open the folder of a run for the commands after training: config, tokenizer, contract, checkpoints.
 
 The folder contains copies of the encoder's config and tokenizer, so resuming, encoding and search do not need the
-encoder's original directory. Only a run with adapters reads weights from it (base_weights.py).
+encoder's original directory. Only a run with adapters reads weights from that directory (base_weights.py).
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def create_run(
         settings: settings for the config that the encoder's directory declares, if any.
 
     Raises:
-        ContractError: a file of the encoder is missing, or differs from the contract; the folder is no run then.
+        ContractError: a file of the encoder is missing, or differs from the contract; then the folder does not become a
+            run.
     """
     remove_leftovers(workdir.encoder)  # files of a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
@@ -112,7 +113,7 @@ def create_run(
             (workdir.encoder / name).unlink(missing_ok=True)  # a file of a start that was killed
     digests = TextTokenizer.digests(workdir.encoder)
     if not (workdir.encoder / "config.json").exists() or digests != contract["tokenizer"]:
-        raise ContractError(f"{encoder} was changed while the run began; start again with files that do not change")
+        raise ContractError(f"{encoder} was changed while the run began; start again, and do not change its files")
     if pooler := read_pooler(encoder):
         with atomic_write(workdir.pooler, "wb") as file:
             file.write(save(pooler))
@@ -244,7 +245,7 @@ def stored_config(workdir: Workdir) -> ConfigDict:
             f"jaxret open {workdir} --workdir=RUN makes a run of a model"
         )
     check_seal(workdir)
-    for path in (workdir.contract, workdir.encoder / "config.json"):  # the seal, which has them, may have been deleted
+    for path in (workdir.contract, workdir.encoder / "config.json"):  # the seal, which lists them, may be missing
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; restore it")
     config = read_json(workdir.config)
@@ -267,7 +268,7 @@ def open_run(
         checkpoint: "best", "last" or a step.
         query_length: upper bound of a query's length in tokens; None: as in training.
         passage_length: upper bound of a passage's length in tokens; None: as in training.
-        tokens_per_batch: tokens of a batch, approximately; None: as in training.
+        tokens_per_batch: approximate tokens of a batch; None: as in training.
         attention: implementation of attention; None: as in training.
 
     Raises:
@@ -294,7 +295,8 @@ USES = {
 
 
 def config_of_task(workdir: Workdir, task: str) -> ConfigDict:
-    """Return the config of a run of the given task. Raises as `stored_config` does, and ValueError for another task."""
+    """Return the config of a run of the given task. Raises the errors of `stored_config`, and ValueError for another
+    task."""
     config = stored_config(workdir)
     if config.task != task:
         raise ValueError(f"{workdir} is {USES.get(config.task, config.task)}; {USES[task].partition(':')[0]} is needed")
@@ -333,7 +335,7 @@ def open_model(
             raise
         key = str(error).strip("\"'")
         raise ContractError(
-            f"{folder}/config.json has no key {key!r}: another version of jaxret made the run; open it with that"
+            f"{folder}/config.json has no key {key!r}: another version of jaxret made the run; use that version"
         ) from error
     contract = make_contract(model, tokenizer, folder.encoder)
     require_stored_contract(folder, contract, "Restore the files.")
@@ -374,8 +376,8 @@ def record_shapes(workdir: Workdir, config: ConfigDict, model: Model) -> None:
 
 
 def stored_shapes(workdir: Workdir) -> Params | None:
-    """Return the shapes and types in parameters.json; None if the file is missing, or another version of jaxret wrote
-    it, whose models may have had other arrays. Raises ContractError if it is damaged."""
+    """Return the shapes and types in parameters.json. Return None if the file is missing, or if another version of
+    jaxret wrote it, because its models may have other arrays. Raises ContractError if it is damaged."""
     if not workdir.parameters.exists():
         return None
     record = read_json(workdir.parameters)
@@ -415,16 +417,16 @@ def restore_trained(
 
 
 def merged_parameters(run: OpenedRun[Any]) -> Params:
-    """Return the parameters of a run whose `params` are those that were trained with adapters: these added to its base,
-    float32."""
+    """Return the float32 parameters of a run with adapters: its trained `params` (adapters and head), with the adapters
+    added to the base."""
     adapters = make_adapters(run.config.lora, run.model.module.config)
-    assert adapters is not None  # the config has some
+    assert adapters is not None  # the config has adapters
     params = merge_adapters(join_parameters(jax.device_get(run.params), base_encoders(run)), adapters.scaling)
     return jax.tree.map(place_leaf, params, shardings(run.mesh, params))
 
 
 def trained_parameters(run: OpenedRun[Any]) -> Params:
-    """Return the parameters in the checkpoint of an opened run with adapters, adapters and head, on the host."""
+    """Return the adapters and the head in the checkpoint of an opened run with adapters, on the host."""
     with open_checkpoints(run.workdir, run.config) as checkpoints:
         step = run.checkpoint["step"]
         return jax.device_get(restore_trained(checkpoints, step, run.workdir, run.config, run.model, run.mesh))
@@ -439,7 +441,7 @@ def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
     """Return the encoders with which a run with adapters began, on the host.
 
     Raises:
-        FileNotFoundError: the base does not exist any more.
+        FileNotFoundError: the base no longer exists.
         ContractError: the base was changed.
     """
 

@@ -18,8 +18,8 @@ class RunWarning(NamedTuple):
 
 
 def keep_warnings(workdir: Workdir, job: str, warnings: Iterable[RunWarning]) -> None:
-    """Write the warnings of a job ("train", "encode scifact", "search scifact.test"). A job without any has a file,
-    too: it shows that the job checked."""
+    """Write the warnings of a job ("train", "encode scifact", "search scifact.test"). A job without warnings also
+    writes a file, which shows that it checked."""
     write_json(workdir.warnings(job), {"job": job, "warnings": [warning._asdict() for warning in warnings]})
 
 

@@ -1,8 +1,8 @@
 """The seal of a run: digests of the files that decide its results or record their origin, to detect edits and damage.
 
 seal.json has digests of the values in config.json, contract.json, data.json, env.json and parameters.json (indentation
-does not count), of the bytes of history.jsonl and of every file in encoder/, and of itself. Whoever deletes it accepts
-the files as they are: opening the run then prints a warning on stderr, and resuming it writes a new seal.
+does not count), of the bytes of history.jsonl and of every file in encoder/, and of itself. A user who deletes it
+accepts the files as they are: opening the run then prints a warning on stderr, and resuming it writes a new seal.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_seal(workdir: Workdir) -> None:
 
 def _problem(workdir: Workdir) -> str:
     """Return an error message for the first file that does not match the seal; "" if all do."""
-    remedy = f"restore it; or, if the change was meant, delete {workdir.seal}: the folder is then taken as it is"
+    remedy = f"restore it; or, if you meant the change, delete {workdir.seal}: the folder is then accepted as it is"
     try:
         content = read_with_digest(workdir.seal)
     except ValueError:

@@ -26,17 +26,17 @@ from jaxret.storage.atomic import read_json, sha256_bytes, sha256_file, write_js
 
 StepValues = Mapping[str, float]
 _TRAINING, _VALIDATION = "training", "validation/"
-LINE_KINDS = {_TRAINING, _VALIDATION}  # of lines, each of which has a step once
+LINE_KINDS = {_TRAINING, _VALIDATION}  # kinds of lines; a step has at most one line of each kind
 
 
 class Tracker(NamedTuple):
     """A run that is open at a tracker."""
 
-    id: str  # the run's at the tracker
+    id: str  # id of the run at the tracker
     log: Callable[[int, StepValues], object]  # sends values of a step
     finish: Callable[[], object]  # ends the run there
-    newest: int | None = None  # the last step that it has; None where that is not known
-    # returns those of a step's values that it does not have; None where it cannot tell
+    newest: int | None = None  # last step that the tracker has; None: unknown
+    # returns the values of a step that the tracker does not have; None: the tracker cannot tell
     missing: Callable[[int, StepValues], StepValues] | None = None
 
 
@@ -59,7 +59,7 @@ def open_trackio(run: TrackedRun) -> Tracker:
     # Lines in the queue of a killed process are lost, so the last step that trackio has is read.
     next_step = getattr(handle, "_next_step", None)
     newest = next_step - 1 if run.id and next_step is not None else None
-    # Not handle.finish: trackio would call it again at the end of the process.
+    # handle.finish is not used, because trackio calls it again at the end of the process.
     return Tracker(key, lambda step, values: handle.log(dict(values), step=step), trackio.finish, newest)
 
 
@@ -140,16 +140,17 @@ class RunTracker:
         if (newest := self._tracker.newest) is not None:
             for kind in LINE_KINDS & self._newest.keys():
                 self._newest[kind] = min(self._newest[kind], newest)
-        # A killed process may have sent a line that it did not record: the first of each kind is asked for.
+        # A killed process may have sent a line that it did not record, so the tracker is asked about the first line of
+        # each kind.
         self._unsure = set(LINE_KINDS) if state and self._tracker.missing else set[str]()
         self._store()
 
     def catch_up(self) -> int:
-        """Send the lines of metrics.jsonl that were not sent; return how many."""
+        """Send the lines of metrics.jsonl that were not sent, and return their number."""
         return sum(self.send(step, values) for step, values in _lines(self._workdir))
 
     def send(self, step: int, values: StepValues) -> bool:
-        """Send a line of metrics.jsonl unless it was sent before; return whether it was sent now."""
+        """Send a line of metrics.jsonl unless it was sent before. Return whether it was sent now."""
         kind = _VALIDATION if any(name.startswith(_VALIDATION) for name in values) else _TRAINING
         if not values or step <= self._newest.get(kind, -1):
             return False
@@ -163,7 +164,7 @@ class RunTracker:
         return True
 
     def send_evaluations(self) -> int:
-        """Send the means of evaluations that are new or have changed; return how many."""
+        """Send the means of evaluations that are new or have changed, and return their number."""
         step, count = max((step for step, _ in _lines(self._workdir)), default=0), 0
         for path in self._workdir.evaluations:
             kind, digest = f"eval/{path.stem}", sha256_file(path)
@@ -186,7 +187,7 @@ class RunTracker:
 
 
 class LiveTrackers:
-    """The trackers of a training. None ends it: one that fails is left out, with a warning.
+    """The trackers of a training. A tracker that fails is left out, with a warning, and training continues.
 
     Args:
         names: names of the trackers.
@@ -229,8 +230,8 @@ def _state(workdir: Workdir) -> dict[str, Any]:
 
 
 def _place(name: str) -> str:
-    """Return a digest of where a tracker keeps its projects, if a run's id is valid there alone: not the address, which
-    may hold a password."""
+    """Return a digest of the place where a tracker keeps its projects, if a run's id is valid only there. It is not the
+    address, because that may hold a password."""
     if name != "mlflow":
         return ""
     from mlflow import get_tracking_uri
@@ -239,7 +240,7 @@ def _place(name: str) -> str:
 
 
 def _lines(workdir: Workdir) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield (step, values) of the lines of metrics.jsonl that are whole."""
+    """Yield (step, values) of the complete lines of metrics.jsonl."""
     if not workdir.metrics.exists():
         return
     for line in workdir.metrics.read_bytes().splitlines():

@@ -30,7 +30,7 @@ class Workdir:
     path: Path
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not os.fspath(path):  # an unset variable must not mean the current folder, which Path("") is
+        if not os.fspath(path):  # Path("") is the current folder, which an unset variable must not mean
             raise ValueError("the workdir is empty; give the folder of a run")
         require_disk_path(path)
         object.__setattr__(self, "path", local_path(path))
@@ -175,5 +175,5 @@ def require_plain_name(description: str, name: str, longest: int = _LONGEST_NAME
     except UnicodeEncodeError:
         raise ValueError(f"{description} is {name!r}, which is not UTF-8; names are recorded in JSON") from None
     if (size := len(os.fsencode(name))) > longest:
-        raise ValueError(f"{description} has {size} bytes; files are named after it: {longest} are allowed")
+        raise ValueError(f"{description} has {size} bytes; it is part of file names, so {longest} are allowed")
     return name

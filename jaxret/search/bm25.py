@@ -29,12 +29,12 @@ class BM25:
 
     @classmethod
     def of(cls, passages: Iterable[Passage], settings: BM25Settings | None = None, progress: bool = False) -> BM25:
-        """Return an index of passages whose files are deleted at once.
+        """Return an index of passages in temporary files, which are deleted as soon as they are mapped.
 
         Raises:
             ValueError: an id occurs twice, or no passage has a word.
         """
-        with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:  # files that are mapped can still be read
+        with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:  # mapped files can be read after their deletion
             settings = settings or BM25Settings()
             write_bm25_index(Path(folder), passages, settings, progress)
             return cls(Path(folder), settings)
@@ -82,7 +82,8 @@ class BM25:
 
         Only scores above 0 count; score descending, then row ascending.
         """
-        # Not bm25s's own retrieve: the order of its ties depends on its backend, and it adds passages with score 0.
+        # bm25s's own search is not used: the order of its ties depends on its backend, and it adds passages with
+        # score 0.
         scores = self.all_scores(words)
         rows = np.flatnonzero(scores > 0)
         if len(rows) > k:

@@ -42,7 +42,7 @@ def bm25s_module() -> ModuleType:
     jax.distributed.initialize() must run before."""
     import bm25s
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets DEBUG, whatever the level of the program is
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets DEBUG, without regard to the level of the program
     return bm25s
 
 
@@ -74,7 +74,8 @@ def _stop_words(language: str) -> str | None:
 def keep_bm25_index(
     folder: Path, corpus: Corpus, settings: BM25Settings, policy: Policy, progress: bool = False
 ) -> tuple[bool, dict[str, Any]]:
-    """Build the index of a corpus in a folder, unless the folder has it; return whether it was built, and its manifest.
+    """Build the index of a corpus in a folder, unless the folder already has it. Return (whether it was built, its
+    manifest).
 
     A build that was killed starts again from the beginning.
 

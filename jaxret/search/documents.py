@@ -63,7 +63,7 @@ def join_passages(
 ) -> dict[str, Passage]:
     """Return documents by their ids, with the texts of their passages (`joined_chunks`).
 
-    Single passages may be empty. A document ends where _PASSAGES_AT_ONCE passages in a row have no text.
+    Some passages of a document may be empty. It ends where _PASSAGES_AT_ONCE consecutive passages have no text.
 
     Args:
         read: function that returns passages by id; a passage that does not exist has no text.

@@ -43,7 +43,7 @@ from jaxret.search.vector_corpus import BlockCorpus, ShardedRows, VectorCorpus
 from jaxret.types import Ragged, SparseRows, TextVectors
 
 # Candidates beyond k for lists of vectors below float32, where the losses of all query vectors add up. For k = 10,
-# ColBERT on real texts needed medians of 27 and 43, and at most 85, in int8. Only few of them are scored exactly.
+# ColBERT on real texts needed medians of 27 and 43, and at most 85, in int8. Only a few of them are scored exactly.
 LISTS_MARGIN = 4 * MARGIN
 
 
@@ -152,7 +152,7 @@ def _keep_blocks(queries: QueryVectors, corpus: VectorCorpus, depth: int, backen
     if backend.max_rows is not None:
         _, shard = next(iter(corpus))
         size = block_passages(corpus.total_rows, shard.shape[1], depth, backend)
-    if corpus.blocks is None or size < corpus.block_size:  # smaller blocks serve smaller depths too
+    if corpus.blocks is None or size < corpus.block_size:  # small blocks also work for smaller depths
         corpus.blocks = None  # frees their memory before the new blocks are loaded
         blocks = _load_blocks(queries, corpus, depth, backend)
         if exceeds_devices(corpus, backend):
@@ -186,7 +186,7 @@ def score_exactly(
         largest_norm: largest norm of a passage vector.
         corpus: the passages.
         k: passages to return for each query.
-        error: how much the backend's scores may be below the exact scores [Q].
+        error: largest amount by which the backend's scores may be below the exact scores [Q].
 
     Returns:
         The number of pairs that were scored.
@@ -249,7 +249,7 @@ def score_pairs(
     """Write the exact scores of some pairs (query, row) into `scores`; return the number of pairs.
 
     A float64 sum has a small error. If it leaves two float32 numbers possible, the products (exact in float64) are
-    summed by math.fsum, so that the result depends on nothing but the vectors.
+    summed by math.fsum, so that the result depends only on the vectors.
 
     Args:
         scores: float32 [Q,depth], changed in place.

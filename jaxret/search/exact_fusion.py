@@ -20,7 +20,7 @@ from jaxret.search.searcher import Searcher
 
 
 class TopRows(NamedTuple):
-    """The best passages of a query, by descending score, then by ascending row."""
+    """The best passages of a query, ordered by descending score, then by ascending row."""
 
     rows: np.ndarray  # [K] int64
     scores: np.ndarray  # [K] float64
@@ -91,7 +91,8 @@ class DenseSystem:
 
 
 class SystemWithoutSelfMatches:
-    """A system without self-matches: the passage with the query's id is no candidate, and does not count in scales."""
+    """A system without self-matches: the passage with the query's id is not a candidate, and does not count in
+    scales."""
 
     def __init__(self, system: ScoringSystem) -> None:
         self.system = system
@@ -171,10 +172,11 @@ class ExactFusion:
     """A method and weights of the fusion of systems.
 
     Attributes:
-        method: a name of SCALES. The scale is computed from the first `depth` passages of a system for a query. Scores
-            of other passages have the same scale, and may be below 0.
+        method: a name of SCALES. The scale is computed from the first `depth` passages of a system for a query. The
+            same scale applies to the scores of other passages, which may become negative.
         weights: one weight for each system, 0 or more.
-        depth: number of passages of a system from which the scale is computed, and of its first candidates.
+        depth: number of first passages of a system. The scale is computed from them. The search begins with these
+            passages (at least k) as candidates.
     """
 
     method: str

@@ -1,7 +1,7 @@
 """Exact search without candidates: all passages are scored in float64, in the order of their rows.
 
-It serves queries for which very many passages have a score near the k-th score, so that more candidates would only be
-more near ties, and prove nothing. In the order of rows, a passage that ties with the current k-th one can be skipped.
+It is for queries for which very many passages have a score near the k-th score: more candidates would prove nothing. In
+the order of rows, a passage that ties with the current k-th passage can be skipped.
 """
 
 from __future__ import annotations

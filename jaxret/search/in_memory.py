@@ -12,7 +12,8 @@ from jaxret.search.vector_corpus import VectorCorpus
 from jaxret.types import Ragged
 
 IDS_AT_ONCE = 65_536  # ids that are in memory as str at a time
-MEMORY_BYTES = 2**30  # most float32 vectors in memory; every search reads a larger corpus from disk, shard by shard
+# Limit of float32 vectors in memory. A larger corpus is read from disk in every search, shard by shard.
+MEMORY_BYTES = 2**30
 
 
 class LoadedBlock(NamedTuple):
@@ -52,7 +53,7 @@ class InMemoryCorpus:
     """A corpus whose vectors are in memory as one shard, or (`vectors` is None) on the devices of a backend.
 
     The ids are in memory. The first search fills `blocks`; a later search fills them again if it needs smaller blocks.
-    `block_size` is the number of passages to which the backend limits a block (0: no limit).
+    `block_size` is the largest number of passages of a block on the backend (0: no limit).
     """
 
     def __init__(self, corpus: StoredCorpus, vectors: np.ndarray | Ragged | None) -> None:

@@ -3,7 +3,7 @@
 All weights are above 0, so a passage scores exactly 0 if it has no word of the query. A backend (scipy on a CPU, XLA on
 other devices) finds the best of the other passages by float32 scores. These candidates are scored again, and the result
 is proven complete, as in every exact search (`exact.py`, `proof.py`). If fewer than k passages have a word of the
-query, the lowest rows with score 0 follow them, as the tie rule says.
+query, the lowest rows with score 0 follow them, according to the tie rule.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ SparseBlockSearch: TypeAlias = Callable[[SparseRows, int], BlockHits]  # argumen
 
 @runtime_checkable
 class SparseBackend(Protocol):
-    """A library that multiplies sparse vectors. Errors of its scores are at most `rounding_error` of float32 sums."""
+    """A library that multiplies sparse vectors. The errors of its scores are at most `rounding_error` of float32
+    sums."""
 
     @property
     def description(self) -> str: ...
@@ -71,7 +72,8 @@ def sparse_backend(name: str = "auto") -> SparseBackend:
 
 
 def check_sparse(backend: SparseBackend) -> None:
-    """Compare a search of a small random block with float64. Raises RuntimeError for errors above the allowed one."""
+    """Compare a search of a small random block with float64. Raises RuntimeError if an error exceeds the allowed
+    error."""
     random = np.random.default_rng(0)
     dense = [np.where(random.random((n, 64)) < 0.3, random.random((n, 64)), 0).astype(np.float32) for n in (5, 200)]
     queries, passages = map(SparseRows.from_dense, dense)

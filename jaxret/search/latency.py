@@ -13,8 +13,8 @@ from jaxret.data.records import Query
 from jaxret.search.searcher import Searcher
 
 PERCENTILES = (1, 50, 90, 99)
-DEFAULT_COUNT = 100  # queries that are timed by default,
-MOST_SECONDS = 20.0  # and the time after which no further query begins
+DEFAULT_COUNT = 100  # queries that are timed by default
+MOST_SECONDS = 20.0  # time after which, by default, no further query begins
 
 
 def measure_latency(
@@ -33,7 +33,7 @@ def measure_latency(
         searcher: the searcher.
         queries: all queries; an evenly spread sample is used.
         k: passages to search for.
-        latency: size of the sample; None: DEFAULT_COUNT queries, but for at most MOST_SECONDS.
+        latency: size of the sample; None: DEFAULT_COUNT queries, for at most MOST_SECONDS.
         clock: function that returns the time in seconds.
 
     Returns:
@@ -109,7 +109,7 @@ def time_phases(
 
 
 def is_over(latency: int | None, seconds: float) -> bool:
-    """Return whether the time is over; only the default number of queries has a time limit."""
+    """Return whether the time limit is reached. Only the default number of queries has a time limit."""
     return latency is None and seconds > MOST_SECONDS
 
 
@@ -138,7 +138,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def describe_latency(latency: Mapping[str, Any]) -> str:
-    """Return a line on a measured latency."""
+    """Return a line about a measured latency."""
     phases = (
         f"{name} p50 {latency[key]['p50']:.2f} ms, p99 {latency[key]['p99']:.2f} ms"
         for name, key in (("encoding", "encode_ms"), ("search", "search_ms"), ("reranking", "rerank_ms"))

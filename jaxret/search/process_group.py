@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that search together. All call the same methods in the same order; a single one sends nothing."""
+    """The processes that search together. All call the same methods in the same order. A single process sends
+    nothing."""
 
     number: int = 0  # number of this process
     count: int = 1  # number of processes
@@ -151,7 +152,7 @@ def merge_results(results: Sequence[SearchResult], width: int, where: str) -> Se
     """Return the best passages of all ranges.
 
     `results` are the results of the ranges, with rows of the corpus; `width` is the number of passages to return for
-    each query; `where` says in the description where the ranges were searched.
+    each query; `where` is the part of the description that says where the ranges were searched.
     """
     best = merge_ranges(
         len(results[0].scores), width, lambda part: [(result.scores[part], result.rows[part]) for result in results]
@@ -168,7 +169,7 @@ def _work(result: SearchResult) -> tuple[int, int]:
 def searching(all_processes: bool, platform: str, flags: Mapping[str, str]) -> Iterator[None]:
     """Run a search in the block, in this process or in all processes of a job.
 
-    Of several processes, only process 0 prints, and an error in one process is raised in all. Raises ValueError if a
+    With several processes, only process 0 prints, and an error in one process is raised in all. Raises ValueError if a
     process lacks the platform or has other flags.
     """
     with agreement() if all_processes else nullcontext():
@@ -180,7 +181,8 @@ def searching(all_processes: bool, platform: str, flags: Mapping[str, str]) -> I
 
 
 def _describe_difference(where: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    """Return a description of the settings that differ, "" if none does; `where` says where the first settings are."""
+    """Return a description of the settings that differ; "" if none differs. `where` says where the first settings
+    are."""
     names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
     return ", ".join(f"{name} is {second.get(name)!r}, but {first.get(name)!r} {where}" for name in names)
 

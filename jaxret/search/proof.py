@@ -121,9 +121,9 @@ def search_until_proven(
 ) -> SearchResult:
     """Search for candidates of every query, and search again with twice as many until the results are proven.
 
-    A query is proven when its bound plus error is below its k-th exact score: then no passage that was left out can
-    be among the k best. If all candidates after the k-th tie with it, or if there were many candidates, more of them
-    would prove little, and `settle` scores all passages instead.
+    A query is proven when its bound plus error is below its k-th exact score: then no passage that was left out can be
+    among the k best. If all candidates after the k-th tie with it, or if there are already many candidates, more of
+    them would prove little. Then `settle` scores all passages instead.
 
     Args:
         find: function of (queries, depth). It returns the best `depth` candidates with exact scores in the order of

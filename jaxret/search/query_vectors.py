@@ -44,7 +44,7 @@ class QueryVectors(ScoredQueries, Protocol):
     """Queries as dense vectors, in the form that backends search with."""
 
     def owner(self, vector: int) -> int:
-        """Return the query to which a vector belongs."""
+        """Return the number of the query to which a vector belongs."""
         ...
 
     def take(self, part: np.ndarray) -> QueryVectors: ...

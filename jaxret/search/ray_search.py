@@ -33,7 +33,7 @@ def open_searcher(run: Run, folder: Path, options: SearchOptions = SearchOptions
         options: the options of the search.
         many: whether there will be many searches.
 
-    Raises as `Searcher` does.
+    Raises the errors of `Searcher`.
     """
     return RaySearcher(run, folder, options, many) if options.workers else Searcher(run, folder, options, many)
 

@@ -33,7 +33,7 @@ class CandidateSpec(NamedTuple):
             raise ValueError(f"candidates={self} proposes fewer passages than the {k} that are requested")
 
     def require_several(self, vectors: int | None) -> None:
-        """Raise ValueError if passages have one vector: their search is exact without candidates.
+        """Raise ValueError if passages have one vector, because their exact search needs no proxies.
 
         `vectors` is the number of vectors of each passage; None if the numbers differ.
         """
@@ -54,7 +54,7 @@ def parse_candidates(text: str) -> CandidateSpec:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options that say how a search finds candidates. Raises ValueError for unknown names and for options that
+    """The options of how a search finds candidates. Raises ValueError for unknown names and for options that
     exclude each other. `Searcher` checks the options that depend on the corpus and the machine."""
 
     backend: str = option(
@@ -143,7 +143,7 @@ class SearchOptions:
 
     @property
     def label(self) -> str:
-        """Return the part of result file names that states how the search differs from an exact search."""
+        """Return the part of the names of result files that shows how the search differs from an exact search."""
         index = "-".join([self.index, *self.index_parameters.replace("=", "").split(",")]).strip("-")
         parts = (
             "max-passage" * self.max_passage,
@@ -177,7 +177,7 @@ class IndexOptions:
     train_vectors: int = option(0, "vectors to train on; default: 64 for each list, at least 65536", lower_bound=0)
     seed: int = option(0, "seed of the samples and of k-means", lower_bound=0)
     checkpoint: str = option("best", "checkpoint of the run that encodes --queries: best, last, or a step")
-    explicit_fields: tuple[str, ...] = ()  # names of the fields on the command line, also those with the default value
+    explicit_fields: tuple[str, ...] = ()  # fields on the command line, even with the default value
 
     def __post_init__(self) -> None:
         check_options(self)

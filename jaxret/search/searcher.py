@@ -73,7 +73,7 @@ class SearchOutcome:
             **({"max_passage": True} if self.max_passage else {}),
             **({"dimension": size} if size != run.model.uncut.dimension else {}),
             "dtype": manifest.dtype,  # dtype of the vectors on disk
-            **({"words": words} if manifest.layout == "sparse" else {}),  # largest number of a passage; 0: all
+            **({"words": words} if manifest.layout == "sparse" else {}),  # largest number of words per passage; 0: all
             "query_length": run.tokenizer.query_length,
             "passage_length": self.encoded_corpus.fingerprint["contract"].get("passage_length"),
         }
@@ -137,7 +137,7 @@ def require_options(run: Run, folder: Path, options: SearchOptions) -> None:
 
 
 def _require_lists(folder: Path, options: SearchOptions) -> None:
-    """Raise ValueError for options that a search of inverted lists does not have."""
+    """Raise ValueError for options that a search of inverted lists does not support."""
     reason = f"{folder} has sparse vectors, which inverted lists search"
     replace(options, backend="auto", index="", index_parameters="").require_plain(reason)
 
@@ -162,12 +162,12 @@ class Searcher:
             run: the run that encoded the corpus.
             folder: folder of the encoded corpus (`corpus_folder`).
             options: the options of the search.
-            many: whether there will be many searches: vectors then stay in memory or on the devices if they fit
+            many: whether there will be many searches; then vectors stay in memory or on the devices if they fit
                 (`in_memory.py`).
-            group: the processes that search together; None: the processes that `options` says.
+            group: the processes that search together; None: the processes that `options` selects.
 
         Raises:
-            ValueError: a backend that does not exist, or no passage to search.
+            ValueError: the backend does not exist, or there is no passage to search.
             RuntimeError: the backend's scores differ from float64 products, or this is a forked process.
 
         It also raises the errors of `open_encoded_by`, `matching_rows` and `open_faiss_index`.
@@ -206,7 +206,8 @@ class Searcher:
         self._texts: list[Passages] = []  # the passages of each part of the corpus, the last part first
 
     def _open_vectors(self, options: SearchOptions, many: bool) -> None:
-        """Load what finds the best passages (see `__init__`). A searcher with workers has another method."""
+        """Load the parts that find the best passages (see `__init__`). A searcher with workers overrides this
+        method."""
         if self.encoded_corpus.sparse:
             self._open_sparse(options, many)
         else:
@@ -263,7 +264,7 @@ class Searcher:
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> SearchOutcome:
         """Encode queries, and return the k best passages of each, best first.
 
-        The search is exact unless the options have `candidates` or `index`. Of several processes, only the first
+        The search is exact unless the options have `candidates` or `index`. With several processes, only the first
         returns rankings.
 
         Raises ValueError for k < 1, no queries, and k above the number of candidates.
@@ -285,7 +286,7 @@ class Searcher:
         )
 
     def first(self, passages: int) -> Searcher:
-        """Return a searcher of the first passages only, in memory if they fit. Raises as `require_first` does."""
+        """Return a searcher of the first passages only, in memory if they fit. Raises the errors of `require_first`."""
         self.require_first(passages)
         return self._part(self.encoded_corpus.select_first(passages))
 
@@ -302,7 +303,7 @@ class Searcher:
         return part
 
     def among(self, rows: np.ndarray) -> Searcher:
-        """Return a searcher of some rows only (`matching_rows`), in memory if they fit; it shares everything else.
+        """Return a searcher of some rows only (`matching_rows`), in memory if they fit. It shares all other parts.
 
         Raises ValueError for an approximate search.
         """
@@ -348,7 +349,7 @@ class Searcher:
         """Return the best passages for the vectors of each query, and their ids.
 
         With `max_passage`, the passages are the best ones of the best documents, and the ids are the documents' ids.
-        Of several processes, only the first returns ids.
+        With several processes, only the first returns ids.
         """
         corpus = self._corpus if self.group.count == 1 else self.encoded_corpus
         if self.max_passage:
@@ -379,7 +380,7 @@ class Searcher:
         return replace(result, rows=result.rows + self.first_row) if self.first_row else result
 
     def _search_own(self, vectors: TextVectors, k: int, progress: bool) -> SearchResult:
-        """Return the best passages among this process's rows, with rows of its own range."""
+        """Return the best passages among this process's rows, with rows numbered in its own range."""
         if not self._local_corpus.total_rows:  # the corpus has fewer shards than processes
             return no_result(len(vectors), self.description)
         if self.lists:
@@ -394,7 +395,8 @@ class Searcher:
         return search(vectors, self._corpus, k, self.backend, progress)
 
     def with_recall(self, outcome: SearchOutcome) -> SearchOutcome:
-        """Return the outcome with the recall of an approximate search; some queries are searched exactly for it."""
+        """Return the outcome with the recall of an approximate search. To measure it, some queries are also searched
+        exactly."""
         if not self.generator or isinstance(outcome.vectors, SparseRows):
             return outcome
         recall = compare_with_exact(self.generator.spec, outcome.result, outcome.vectors, self._corpus, self.backend)
@@ -419,15 +421,15 @@ class Searcher:
 
     @property
     def description(self) -> str:
-        """Return a line on the backend, index or candidates."""
+        """Return a line about the backend, index or candidates."""
         return (self.lists or self.generator or self.index or self.backend).description
 
     @property
     def vector_location(self) -> str:
         """Return where the vectors are at the next search.
 
-        "memory": in the host's memory. "devices": only there. "disk": every search reads all of them. "mapped": mapped
-        into memory; a search with an index reads a few.
+        "memory": in the host's memory. "devices": only on the devices. "disk": every search reads all of them.
+        "mapped": mapped into memory; a search with an index reads a few of them.
         """
         if self.index:
             return "mapped"
@@ -493,7 +495,7 @@ class Searcher:
         return self.passages_of_rows(np.array([rows[int(np.argmax(scores))]]))[0]
 
     def missing_ids(self, ids: set[str]) -> set[str]:
-        """Return the ids that no passage has, or with `max_passage` no document."""
+        """Return the ids that no passage has, or with `max_passage`, that no document has."""
         if not self.max_passage:
             return self.encoded_corpus.missing_ids(ids)
         absent_ids = set(ids)
@@ -504,7 +506,7 @@ class Searcher:
     def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
         self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.encoded_corpus.shards)]
         by_id: dict[str, Passage] = {}
-        for texts in self._texts:  # an id may have been deleted and appended again: the last part counts
+        for texts in self._texts:  # an id may have been deleted and appended again, so the last part is used
             missing_ids = [key for key in ids if key not in by_id]
             by_id |= texts.read(missing_ids) if missing_ids else {}
         # A passage without text was encoded under "keep".

@@ -22,7 +22,7 @@ THREAD_VALUES = 2**18  # float64 values of vectors that a thread holds at a time
 class SingleVectors:
     """Queries [Q,D] float32, for shards [rows,V,D] (`query_vectors.QueryVectors`)."""
 
-    pairs_a_thread = 4096  # fewer pairs are done before OpenMP's threads, which stay busy after a product, free a core
+    pairs_a_thread = 4096  # fewer pairs take less time than OpenMP's threads stay busy after a product
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors = vectors
@@ -84,7 +84,8 @@ class SingleVectors:
 
 
 def query_spans(queries: np.ndarray) -> list[tuple[int, int]]:
-    """Return (begin, end) of the pairs of each query. `queries` has the query of each pair, in contiguous spans."""
+    """Return (begin, end) of the pairs of each query. `queries` has the query of each pair; pairs of one query are
+    contiguous."""
     ends = np.flatnonzero(queries[1:] != queries[:-1]) + 1
     return list(pairwise([0, *ends.tolist(), len(queries)]))
 
@@ -95,7 +96,7 @@ def _is_usable_in_place(shard: np.ndarray | RowSubset) -> bool:
 
 
 def block_passages(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:
-    """Return the number of passages of a block, so small that the hits of all blocks are at least `depth`.
+    """Return the number of passages of a block. Blocks are small enough that all blocks together return `depth` hits.
 
     Args:
         total_rows: passages of the corpus.

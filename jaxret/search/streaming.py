@@ -38,7 +38,7 @@ def rows_at_once(total: int, shape: tuple[int, ...], precision: Precision, free:
         precision: precision of the vectors on the devices.
         free: free bytes on the devices; None if they share the host's memory.
 
-    Raises ValueError if the memory is so small that a search would take days.
+    Raises ValueError if the memory is too small: a search would take days.
     """
     size = row_bytes(shape, precision)
     if free is not None:
@@ -60,13 +60,13 @@ def fits_devices(corpus: Any, backend: Backend) -> bool:
 
 
 def exceeds_devices(corpus: Any, backend: Backend) -> bool:
-    """Return whether a corpus is too large for the backend's devices, which have their own memory: no block stays
-    there."""
+    """Return whether a corpus is too large for the backend's devices, which have their own memory, so that no block
+    stays there."""
     return 0 < _share_of_devices(corpus, backend) < 1
 
 
 def _share_of_devices(corpus: Any, backend: Backend) -> float:
-    """Return the share of a corpus that fits on the backend's devices; 0 if these have no memory of their own."""
+    """Return the share of a corpus that fits on the backend's devices; 0 if these have no separate memory."""
     if corpus.ragged or not isinstance(backend, Xla) or (free := backend.free) is None:
         return 0.0
     _, shard = next(iter(corpus))

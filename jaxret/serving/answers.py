@@ -1,4 +1,4 @@
-"""Encode answers as JSON. Large answers do not hold up other requests."""
+"""Encode answers as JSON. Large answers do not delay other requests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-_LARGE = 2**15  # numbers in an answer from which it is encoded in a thread
+_LARGE = 2**15  # answers with at least this many numbers are encoded in a thread
 # Levels of lists and objects whose values are encoded one by one, because json.dumps lets no other thread run.
 _DEPTH = 3
 
 
 async def json_answer(content: Callable[[], Any], numbers: int) -> Response:
-    """Return the value of `content()` as JSON. `numbers` is about how many numbers the answer has."""
+    """Return the value of `content()` as JSON. `numbers` is the approximate count of numbers in the answer."""
     if numbers < _LARGE:
         return JSONResponse(content())
     return await run_in_threadpool(

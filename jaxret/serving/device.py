@@ -1,4 +1,4 @@
-"""The thread that computes. It takes all items that wait, and never waits for more items to fill a batch."""
+"""The thread that computes. It takes all items in the queue, and never waits for more items to fill a batch."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class _Work:
 
 
 class DeviceThread:
-    """Computes requests of any threads one batch at a time, in a thread of its own.
+    """A separate thread that computes the requests of all threads, one batch at a time.
 
-    A batch has items of the oldest request and of all others with the same operation, in equal shares, so that a
-    large request does not hold up small ones. A request whose future is cancelled is dropped.
+    A batch has items of the oldest request and of all others with the same operation, in equal shares, so that a large
+    request does not delay small ones. A request whose future is cancelled is dropped.
     """
 
     def __init__(self, batch: int, queue_limit: int) -> None:
         """Start the thread. batch: items computed at a time; queue_limit: items that may wait."""
         self._batch, self._queue_limit = batch, queue_limit
-        self.report: Callable[[int], object] = lambda items: None  # is called with the number of items of each batch
+        self.report: Callable[[int], object] = lambda items: None  # called with the number of items of each batch
         self._queue: deque[_Work] = deque()
         self._change = threading.Condition()
         self._ending = False
@@ -71,11 +71,12 @@ class DeviceThread:
         return sum(work.left for work in list(self._queue) if not work.future.cancelled())
 
     def submit(self, operation: Operation, items: Sequence[Any]) -> Future[list[Any]]:
-        """Return a future of the result of each item. Raises QueueFullError; an empty queue takes any request."""
+        """Return a future of the result of each item. Raises QueueFullError if the queue is full; an empty queue takes
+        any request."""
         work = _Work(operation, items)
         with self._change:
             if self._ending:
-                raise QueueFullError("the server is ending")
+                raise QueueFullError("the server is shutting down")
             queue_length = self.waiting
             if queue_length and queue_length + len(items) > self._queue_limit:
                 raise QueueFullError(

@@ -15,14 +15,14 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.search.searcher import Searcher
 from jaxret.serving.refusal import RefusalError, shown
 
-MOST_FILTERS = 4  # whose searchers stay open, and which requests search by at a time
+MOST_FILTERS = 4  # filters whose searchers stay open, and filters that requests use at a time
 CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files removed, changed or damaged since the start
-_MOST_VALUES = 50  # of a field, as the page offers them
+_MOST_VALUES = 50  # values of a field that the page offers
 
 
 class FilterSearchers:
-    """The searchers of the last filters over a corpus. One thread opens them. A request keeps its searcher until its
-    end."""
+    """The searchers of the last filters over a corpus. One thread opens them. A request keeps its searcher until it
+    ends."""
 
     def __init__(self, base: Searcher) -> None:
         """Start without filters. `base` is the searcher of all passages."""
@@ -48,7 +48,7 @@ class FilterSearchers:
                 )
             pairs += [(name, value) for value in several]
         if self._base.filters:
-            raise RefusalError(422, "this server searches the passages of a filter already; remove filter")
+            raise RefusalError(422, "the passages of this server are already filtered; remove filter")
         key = tuple(sorted(set(pairs)))
         if key in self._searchers:
             self._searchers.move_to_end(key)
@@ -76,17 +76,18 @@ class FilterSearchers:
 
 
 class FilterLimit:
-    """Lets requests search by few filters at a time, since each keeps a searcher; those of one filter share it."""
+    """Limits the filters that requests use at a time, because each filter has a searcher. Requests with the same filter
+    share it."""
 
     def __init__(self, limit: int = MOST_FILTERS) -> None:
-        """Let requests begin. limit: number of filters that requests search by at a time."""
+        """Set the limit. limit: number of filters that requests may use at a time."""
         self._limit = limit
-        self._requests: Counter[str] = Counter()  # by filter
-        self._end = asyncio.Event()  # of a request
+        self._requests: Counter[str] = Counter()  # filter -> number of its requests
+        self._end = asyncio.Event()  # set when a request ends
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[None]:
-        """Wait until a request may use a filter, which it does until the block ends."""
+        """Wait until a request may use a filter. It uses the filter until the block ends."""
         while name not in self._requests and len(self._requests) >= self._limit:
             self._end.clear()
             await self._end.wait()

@@ -23,9 +23,9 @@ from jaxret.serving.serve_options import ServeOptions
 
 Endpoint = Callable[[Request, Body], Awaitable[Response]]
 OPEN = ("/", "/health")  # paths that need no token: they return nothing about the run
-# Bytes and seconds for which a body that is too large is read on, so that its sender reads the answer.
+# A body that is too large is read for these bytes and seconds, so that its sender reads the answer.
 _DRAINED_BYTES, _DRAINED_SECONDS = 64 * 2**20, 2.0
-_CLIENT_GONE = 499  # status in the log; no client gets it
+_CLIENT_GONE = 499  # status in the log only, because the client has disconnected
 _ERROR_TYPES = {413: "validation", 422: "validation", 429: "overloaded", 424: "backend", 503: "unhealthy"}
 _HEADERS = {
     "cache-control": "no-store",
@@ -35,7 +35,7 @@ _HEADERS = {
 
 
 class Gateway:
-    """The ASGI application. It has an endpoint for each (method, path). A path that ends with / stands for all paths
+    """The ASGI application. It has an endpoint for each (method, path). A path that ends with / includes all paths
     below it."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Gateway:
         """Keep the endpoints.
 
         Args:
-            token: token that a request must have; "": requests of this machine alone, without one.
+            token: token that a request must have; "": only requests of this machine are answered, without a token.
             debug: write tracebacks to the log.
         """
         self._endpoints, self._options, self._counters = endpoints, options, counters
@@ -115,7 +115,7 @@ class Gateway:
             return
         host = request.headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if not is_loopback(name):  # a web page may make its name resolve to this machine
+        if not is_loopback(name):  # the name of a web page's host may resolve to this machine
             raise RefusalError(403, "without a token this server answers only localhost", "forbidden")
 
     def _endpoint(self, method: str, path: str) -> Endpoint:
@@ -136,7 +136,7 @@ class Gateway:
 
     async def _json(self, request: Request) -> Any:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # a web page may send other types to another origin without permission
+        if kind != "application/json":  # a web page may send other types to this server without permission
             raise RefusalError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
         data = await self._body(request)
         try:
@@ -170,7 +170,7 @@ class Gateway:
         return b"".join(parts)
 
     async def _unless_gone(self, request: Request, answer: Awaitable[Response]) -> Response | None:
-        """Await an answer; cancel it, and return None, if the client goes first."""
+        """Await an answer. If the client disconnects first, cancel it and return None."""
         answer_task = asyncio.ensure_future(answer)
         disconnect_task = asyncio.ensure_future(_disconnected(request.receive))
         try:
@@ -203,7 +203,7 @@ def is_loopback(host: str) -> bool:
 
 def refusal_response(path: str, error: RefusalError) -> Response:
     """Return an error in the form of the interface of a path."""
-    # A message may quote a request, whose JSON may have half of a surrogate pair.
+    # A message may quote a request, and its JSON may have half of a surrogate pair.
     message = str(error).encode("utf-8", "backslashreplace").decode()
     if path in ("/embed", "/embed_all", "/embed_sparse", "/rerank"):
         kind = _ERROR_TYPES.get(error.status, "backend" if error.status >= 500 else "validation")

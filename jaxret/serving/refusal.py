@@ -30,7 +30,7 @@ class Body:
         return self._values.get(name) is not None
 
     def require_keys(self, *keys: str) -> None:
-        """Raise RefusalError for any other key: a mistyped key would otherwise be ignored."""
+        """Raise RefusalError for any other key, because a mistyped key would otherwise be ignored."""
         for name in self._values:
             if name not in keys:
                 hint = suggest_name(name, keys)
@@ -71,7 +71,7 @@ class Body:
             single: one text is a list of one, as for OpenAI and TEI; if False, it is an error, as in Python.
 
         Raises:
-            RefusalError: no texts, too many, too long ones, or token ids.
+            RefusalError: no texts, too many texts, texts that are too long, or token ids.
         """
         value = self._values.get(name)
         if value is None:
@@ -88,7 +88,7 @@ class Body:
             if isinstance(text, int | list):
                 raise RefusalError(
                     400,
-                    f"{place} is a list of token ids, of another model's vocabulary; send texts "
+                    f"{place} is a list of token ids, perhaps of another vocabulary; send texts "
                     "(LangChain: check_embedding_ctx_length=False)",
                 )
             check_text(text, place, most_characters)

@@ -39,7 +39,7 @@ _SIDES: dict[str, Side] = {
     "document": "passage",
     "search_document": "passage",
 }
-_HIT_NUMBERS = 30  # numbers whose encoding takes the time of a hit
+_HIT_NUMBERS = 30  # a hit takes as long to encode as this many numbers
 _SHORT = 1000  # characters of texts that are tokenized in less than a millisecond
 
 
@@ -89,7 +89,7 @@ class Routes:
         self._filters.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> dict[tuple[str, str], Endpoint]:
-        """Return (method, path) -> endpoint. A path that ends with / stands for all paths below it."""
+        """Return (method, path) -> endpoint. A path that ends with / includes all paths below it."""
         posts: dict[str, Endpoint] = {
             "/v1/embeddings": self._openai_embeddings,
             "/embed": self._embed,
@@ -121,7 +121,7 @@ class Routes:
         texts = body.texts("input", self._options.most_inputs, self._options.most_characters)
         encoding = body.choice("encoding_format", ("float", "base64"), "float")
         dimensions = body.get("dimensions", int, model.dimension)
-        model.cut([], dimensions)  # refused before anything is computed
+        model.cut([], dimensions)  # refuses wrong dimensions before anything is computed
         if not model.side_is_single(side):
             raise RefusalError(
                 400, f"{model.name} has several vectors, or weights of words, for a text: {_other_path(model)}"
@@ -188,7 +188,7 @@ class Routes:
         if not model.run.model.sparse:
             raise RefusalError(424, f"{model.name} has dense vectors: POST /embed or /embed_all")
         numbers = 2 * sum(int(np.count_nonzero(text_vectors)) for text_vectors in vectors)
-        self._allow(numbers, "numbers")  # known only now: most weights are 0
+        self._allow(numbers, "numbers")  # known only after the computation, because most weights are 0
         return await json_answer(
             lambda: [
                 [
@@ -327,7 +327,7 @@ class Routes:
             title = body.get("title", str, "")
             passage = Passage("passage", text, check_text(title, "title", limit) if title else "")
         if bool(passage) == bool(key) and (passage or not question):
-            raise RefusalError(422, "give query and passage (a text) or passage_id, or one of them alone")
+            raise RefusalError(422, "give query, passage (a text), passage_id, or query and one of the others")
         if key and not self._options.texts:
             raise RefusalError(404, "this server has no texts (--notexts)", "no_texts")
         operation = Operation(model.explained, (body.count("top", 10, 100),))
@@ -360,21 +360,21 @@ class Routes:
         return await asyncio.wrap_future(self._device.submit(operation, items))
 
     async def _tokens(self, model: ServedRetriever, texts: Sequence[str], *arguments: Any) -> list[np.ndarray]:
-        """Return the token ids of texts. Long texts are tokenized in a thread, because they would hold up other
+        """Return the token ids of texts. Long texts are tokenized in a thread, because they would delay other
         requests."""
         if sum(map(len, texts)) <= _SHORT:  # tokenizing takes less time than waking a thread
             return model.tokens(texts, *arguments)
         return await run_in_threadpool(model.tokens, texts, *arguments)
 
     def _allow(self, count: int, what: str) -> None:
-        """Raise `RefusalError` for an answer with more hits or numbers than one may have."""
+        """Raise `RefusalError` for an answer with more hits or numbers than are allowed."""
         limit = {"hits": self._options.most_hits, "numbers": self._options.most_numbers}[what]
         if count > limit:
-            message = f"the answer would have {count} {what}; one may have {limit}: send fewer texts at a time"
+            message = f"the answer would have {count} {what}; {limit} are allowed: send fewer texts at a time"
             raise RefusalError(413, message, "answer_too_large")
 
     def _of_task(self, name: str, kind: type[Any], description: str) -> Any:
-        """Return the model of a name, or the first model of a kind if the name is ""."""
+        """Return the model with a name, or the first model of a kind if the name is ""."""
         if not name:
             for model in self._models.values():
                 if isinstance(model, kind):
@@ -392,20 +392,20 @@ class Routes:
 
         Args:
             name: the id; "" for the first retriever.
-            side: side of the texts, where the id has none.
-            explicit: the request has a side.
+            side: side of the texts if the id has none.
+            explicit: whether the request has a side.
         """
         front, _, side_name = name.rpartition(":")
         if name in self._models or side_name not in _SIDES:
             front, side_name = name, side
         elif explicit and _SIDES[side_name] != _SIDES[side]:
-            raise RefusalError(422, f"model {shown(name)} is not of the side {side}")
+            raise RefusalError(422, f"model {shown(name)} contradicts the side {side}")
         return self._of_task(front, ServedRetriever, "a retriever, which embeddings need"), _SIDES[side_name]
 
 
 @contextmanager
 def _corpus_at_hand(request: Request, remedy: str = "") -> Iterator[None]:
-    """Raise `RefusalError` if the block cannot read the files of a corpus. The log has the reason."""
+    """Turn errors of reading the files of a corpus in the block into `RefusalError`. The log has the reason."""
     try:
         yield
     except CORPUS_ERRORS as error:

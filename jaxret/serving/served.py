@@ -36,7 +36,7 @@ from jaxret.types import Ragged, TextVectors
 # Numbers of passages for which searches are compiled. The first k of a longer ranking are the answer.
 COUNTS = (10, 30, 100, 300, 1000)
 _SHORT = 64  # upper bound of the tokens of a single text that is computed without a loop over layers
-_COPIED_BYTES = 2**30  # upper bound of the parameters of which a second copy is kept for this
+_COPIED_BYTES = 2**30  # largest parameters, in bytes, of which a second copy is kept for such texts
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SearchAnswer:
 
 
 class ServedRetriever:
-    """A retriever's run, its corpus if it is searched, and its operations."""
+    """A retriever's run, its corpus if there is one, and its operations."""
 
     task = "retrieval"
 
@@ -177,7 +177,7 @@ class ServedRetriever:
 
         Args:
             items: token ids of questions.
-            k: passages.
+            k: number of passages.
             searcher: searcher of all passages, or of those that match a filter.
             texts: whether to read titles and texts.
         """
@@ -189,7 +189,7 @@ class ServedRetriever:
             passage_ids = {key for ranking in ids for key in ranking}
             passages = searcher.passages(passage_ids) if texts else {}
             hit_passages = [[passages.get(key) or Passage(key, "") for key in ranking] for ranking in ids]
-            chunks = hit_passages  # the passages with the vectors; for a document, its best passage
+            chunks = hit_passages  # the passages with the vectors; for documents, their best passages
             if texts and searcher.max_passage:
                 chunks = [searcher.passages_of_rows(rows) for rows in result.rows]
             for place, row in enumerate(part):
@@ -211,8 +211,8 @@ class ServedRetriever:
     def warm_up(
         self, report: Callable[[str], object] = lambda text: None, should_stop: Callable[[], bool] = lambda: False
     ) -> int:
-        """Compile all programs; return how many. `report` is called with a text on each part; `should_stop` returns
-        whether to leave out the rest."""
+        """Compile all programs, and return their number. `report` is called with a text about each part; `should_stop`
+        returns whether to leave out the rest."""
         late_interaction = self.run.model.late_interaction
         sides: tuple[Side, ...] = ("query", "passage")
         for side in sides:
@@ -232,7 +232,7 @@ class ServedRetriever:
         return self.embedder.programs
 
     def _warm_counts(self) -> list[int]:
-        """Return every number of passages that an exact search can be requested with."""
+        """Return all numbers of passages that an exact search may be asked for."""
         searcher, largest_k = self._searcher(), self.options.most_k
         if searcher.generator:
             largest_k = min(largest_k, searcher.generator.spec.passages)
@@ -299,11 +299,11 @@ def open_served(
     """Open runs of retrievers and of cross-encoders.
 
     Args:
-        workdirs: folders of runs, whose last parts are their names; NAME=FOLDER names one.
+        workdirs: folders of runs. The name of a run is the last part of its path, or NAME in NAME=FOLDER.
         encoded_name: encoded corpus; "": the only one of each run.
         checkpoint: "best", "last" or a step.
 
-    Raises ValueError for two runs with one name, and what opening them raises.
+    Raises ValueError for two runs with one name, and the errors of opening them.
     """
     names = [named_run(workdir)[0] for workdir in workdirs]
     if repeated := {name for name in names if names.count(name) > 1}:
@@ -320,8 +320,8 @@ def open_served(
 
 
 def embedder_of_one(embedder: Embedder) -> Embedder | None:
-    """Return an embedder for one short text at a time, which is faster on a CPU: it reads the layers once. Return None
-    for other devices, and for a model of which a second copy would need too much memory."""
+    """Return an embedder for one short text at a time, which is faster on a CPU because it reads the layers once.
+    Return None for other devices, and if a second copy of the model would need too much memory."""
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(embedder.params))
     if embedder.mesh.size > 1 or jax.default_backend() != "cpu" or size > _COPIED_BYTES:
         return None
@@ -329,7 +329,7 @@ def embedder_of_one(embedder: Embedder) -> Embedder | None:
 
 
 def _require_texts(searcher: Searcher) -> None:
-    """Read a text, as a check. Raises the errors of `Passages`, with a remedy."""
+    """Read one text as a check. Raises the errors of `Passages`, with a remedy."""
     try:
         searcher.passages(set(searcher.encoded_corpus.ids([0])))
     except (OSError, ValueError) as error:

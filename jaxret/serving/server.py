@@ -28,7 +28,7 @@ from jaxret.serving.serve_options import ServeOptions
 from jaxret.serving.served import open_served
 
 TOKEN = "JAXRET_TOKEN"
-# A client must read its answer, or `_SENT_BYTES` more of it, every `_SENT_SECONDS`.
+# In every `_SENT_SECONDS`, a client must read `_SENT_BYTES` of its answer, or all that is left of it.
 _SENT_SECONDS = 10.0
 _SENT_BYTES = 2**20
 _BACKLOG = 2048  # connections that may wait to be accepted; uvicorn has the same number
@@ -79,7 +79,7 @@ def require_token(host: str, token: str) -> None:
     """Raise ValueError if other machines reach the address and there is no token."""
     if token:
         if not (token.isascii() and token.isprintable() and " " not in token):
-            raise ValueError(f"{TOKEN} must be of printable ASCII characters without spaces")
+            raise ValueError(f"{TOKEN} must consist of printable ASCII characters without spaces")
         return
     if not is_loopback(host):
         raise ValueError(
@@ -109,12 +109,12 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol with times: a connection ends if the head of a request, or all of it and its answer, take
-    longer. uvicorn's own time is of connections between two requests alone."""
+    """uvicorn's protocol with time limits for the head of a request, and for a whole request with its answer. A
+    connection that takes longer ends. uvicorn itself limits only the time between two requests."""
 
     head_seconds, whole_seconds, sent_seconds = 10.0, 80.0, _SENT_SECONDS
     _timer: asyncio.TimerHandle | None = None
-    _unsent = 0  # bytes of a whole answer that the client has not read when its time begins
+    _unsent = 0  # bytes of a complete answer that the client had not read when the time limit began
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -140,7 +140,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _allow_sending(self) -> None:
-        """Wait for a client to read what the transport holds; the event loop would hold it for ever."""
+        """Wait until the client reads the transport's buffer, which the event loop would otherwise keep forever."""
         unsent_before, left = self._unsent, self.transport.get_write_buffer_size()
         if unsent_before and left > max(0, unsent_before - _SENT_BYTES):
             self.transport.abort()

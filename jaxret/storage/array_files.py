@@ -94,12 +94,13 @@ class ArrayFiles:
         return {name: self._arrays[name].shape for name in names}
 
     def load(self, abstract: Tree) -> Tree:
-        """Return arrays with the shapes, types and shardings of an abstract tree; each device's part is read alone."""
+        """Return arrays with the shapes, types and shardings of an abstract tree. Only the parts of this process's
+        devices are read."""
 
         def read(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
             name = path_name(path)
             if self._arrays[name].dtype != leaf.dtype:
-                raise ValueError(f"{name} is {self._arrays[name].dtype} there, and {leaf.dtype} in this model")
+                raise ValueError(f"{name} is {self._arrays[name].dtype} in the file, and {leaf.dtype} in this model")
             return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: self._read(name, index or ()))
 
         return jax.tree_util.tree_map_with_path(read, abstract)

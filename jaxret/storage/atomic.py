@@ -71,7 +71,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | Non
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise StorageError(f"{path} is no ordinary file, but a folder, a device or a pipe: give the name of a file")
+        raise StorageError(f"{path} is a folder, a device or a pipe: give the name of a file")
     temporary = temporary_path(work / path.name if work else path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with storage_errors(path):
@@ -117,7 +117,7 @@ def require_writable_disk(folder: str | os.PathLike[str]) -> None:
         try:
             with open(probe, "wb") as file:
                 lock(file.fileno())
-                file.write(bytes(4096))  # an empty file fits on a full disk
+                file.write(bytes(4096))  # not empty, because an empty file fits on a full disk
                 file.flush()
                 os.fsync(file.fileno())
         finally:
@@ -125,13 +125,14 @@ def require_writable_disk(folder: str | os.PathLike[str]) -> None:
 
 
 def require_disk_path(path: str | os.PathLike[str]) -> None:
-    """Raise ValueError for an address that is neither gs:// nor s3://: it would be a folder "https:" here."""
+    """Raise ValueError for an address that is neither gs:// nor s3://. It would be read as a folder, such as
+    "https:"."""
     if match := _ADDRESS.match(os.fspath(path)):
         scheme = match[1] or match[2]
         if scheme.lower() in ("gs", "s3"):
             raise ValueError(f"{os.fspath(path)}: write {scheme.lower()}:// in place of {scheme}://")
         raise ValueError(
-            f"{os.fspath(path)}: {scheme}:// is not read or written, but gs:// and s3:// are; or copy the "
+            f"{os.fspath(path)}: {scheme}:// is not supported: use gs:// or s3://, or copy the "
             "data to a disk or mounted file system and give that path (docs/clusters.md)"
         )
 
@@ -148,7 +149,8 @@ def require_parent(path: str | os.PathLike[str], name: str) -> None:
 
 
 def require_file_path(path: str | os.PathLike[str], name: str) -> None:
-    """Raise ValueError as `require_parent` does, and if the path of an output file is a folder, a device or a pipe."""
+    """Raise the error of `require_parent`, and ValueError if the path of an output file is a folder, a device or a
+    pipe."""
     require_parent(path, name)
     if os.path.isdir(path):
         raise ValueError(f"{name}={os.fspath(path)} is a folder; give the name of a file")
@@ -157,7 +159,7 @@ def require_file_path(path: str | os.PathLike[str], name: str) -> None:
 
 
 def require_folder_path(path: str | os.PathLike[str], name: str) -> None:
-    """Raise ValueError as `require_parent` does, and if the path of an output folder is a file."""
+    """Raise the error of `require_parent`, and ValueError if the path of an output folder is a file."""
     require_parent(path, name)
     if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"{name}={os.fspath(path)} is a file; give the name of a folder")

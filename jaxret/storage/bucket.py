@@ -6,7 +6,7 @@ TENSORSTORE_GCS_HTTP_URL and Google's default credentials.
 
 The answer to a conditional write can be lost: the server has the bytes, and the client's retry gets the answer that the
 object exists. So after a refusal the object is read, and equal bytes count as written. Therefore small bodies need a
-random part (`salted`). It also prevents that an S3 version, an MD5, occurs again.
+random part (`salted`). It also prevents a repeated S3 version, which is an MD5.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ADDRESS = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
 _RETRIES = {"max_retries": 5, "initial_delay": "100ms", "max_delay": "2s"}
 # By default, TensorStore waits forever for a server that accepts a connection and sends nothing.
 _SILENCE = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
-_FIRST_ANSWER = 25  # seconds to wait for the first answer of a bucket; later answers may take long, as of an upload
+_FIRST_ANSWER = 25  # seconds to wait for the first answer of a bucket; later ones, such as to uploads, may take longer
 _ANSWERED: set[str] = set()  # buckets that have answered this process
 _ATTEMPTS, _PAUSE = 8, 0.1  # attempts of a conditional write, and seconds between them
 PART = 32 << 20  # bytes that are read or written at a time, because TensorStore holds a request in memory
-_SEVERAL = 32  # requests at a time
+_SEVERAL = 32  # number of requests at a time
 _ABSENT = b"\x02"  # TensorStore's version of an object that does not exist, for every driver
 _CAUSES = {
     "NOT_FOUND": "there is no such bucket",
@@ -112,7 +112,8 @@ class Bucket:
             return tensorstore.KvStore.open(driver, context=context).result()
 
     def _answer(self, future: Any) -> Any:
-        """Return the result of a request. Raises ValueError, as TensorStore does, if the first answer does not come."""
+        """Return the result of a request. Raises ValueError, as TensorStore does, if the bucket
+        never answered and does not answer in time."""
         bucket = f"{self.scheme}://{self.name}"
         try:
             result = future.result(timeout=None if bucket in _ANSWERED else _FIRST_ANSWER)
@@ -126,9 +127,9 @@ class Bucket:
         return next(iter(self.get_several([key])))
 
     def get_several(self, keys: Iterable[str], at_once: int = _SEVERAL) -> Iterator[BucketObject | None]:
-        """Yield the objects of some keys in their order; None where there is none.
+        """Yield the objects of some keys in their order; None for a key without an object.
 
-        At most `at_once` objects are in memory beside the one that was yielded.
+        At most `at_once` objects are in memory in addition to the one that was yielded.
         """
         remaining_keys = iter(list(keys))
         requests = deque((key, self._store.read(key)) for key in islice(remaining_keys, at_once))
@@ -168,11 +169,11 @@ class Bucket:
             yield bytes(result.value)
 
     def create(self, key: str, body: bytes) -> bool:
-        """Write an object unless it exists; return whether it has these bytes now."""
+        """Write an object unless it exists. Return whether it now has these bytes."""
         return self._write_if(key, body, _ABSENT)
 
     def replace(self, key: str, body: bytes, version: bytes) -> bool:
-        """Write an object if it still has a version; return whether it has these bytes now."""
+        """Write an object if it still has a given version. Return whether it now has these bytes."""
         return self._write_if(key, body, version)
 
     def _write_if(self, key: str, body: bytes, version: bytes) -> bool:
@@ -185,7 +186,7 @@ class Bucket:
                 return True
             if (current.version if current else _ABSENT) != version:
                 return False
-            # Refused, though nothing was changed: S3's answer while another write is on its way, or to no bucket.
+            # Refused, though nothing was changed: S3 answers so during another write, and if the bucket does not exist.
             time.sleep(_PAUSE)
         raise BucketError(f"{self.address}/{key}: the server refuses it; is there a bucket {self.name}?")
 
@@ -203,7 +204,7 @@ class Bucket:
             return sorted(key.decode() for key in self._answer(self._store.list(keys)))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, several at a time; an object that does not exist is no error."""
+        """Delete objects, several at a time. A missing object is not an error."""
         for batch in _batches(list(keys)):
             futures = [(key, self._store.write(key, None)) for key in batch]
             for key, future in futures:

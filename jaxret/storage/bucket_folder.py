@@ -28,10 +28,10 @@ from jaxret.storage.object_cache import CachedFile, fetch, write_file
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
 REPAIR = "jaxret copy --verify, from a copy of the folder, repairs it"
 _DAMAGED = f"is damaged in the bucket: its SHA-256 is not the one that was written; {REPAIR}"
-_AT_ONCE = 8  # files
-_PARTS = 2  # of each of them that are read ahead
-_ATTEMPTS = 100  # to replace a manifest that other jobs replace, too
-COPYING = ".copying.json"  # what is being copied to the folder, or was when the copy was killed (`copy_folder`)
+_AT_ONCE = 8  # files that are transferred at a time
+_PARTS = 2  # parts of each file that are read ahead
+_ATTEMPTS = 100  # attempts to replace a manifest that other jobs also replace
+COPYING = ".copying.json"  # describes an unfinished copy to the folder (`copy_folder`)
 _LEFTOVER = re.compile(rf"(.+/)?(\.probe-[0-9a-f]{{16}}|{re.escape(COPYING)}|{DATA}/[0-9a-f]{{16}}-[0-9a-f]{{64}})")
 
 
@@ -44,7 +44,7 @@ class DamagedObjectError(BucketError):
 
 
 def require_name_inside(address: str, name: str) -> None:
-    """Raise BucketError for the name of a file in a bucket that leads out of the folder that it is written to."""
+    """Raise BucketError if the name of a file in a bucket leads out of the folder to which it is written."""
     if name.startswith("/") or any(part in ("..", ".") for part in name.split("/")):
         raise BucketError(f"{address}: the name of its object {name!r} is not that of a file in a folder")
 
@@ -89,7 +89,7 @@ class BucketFolder:
 
     def files(self) -> dict[str, StoredFile]:
         """Return the files of the folder, by name. Raises BucketError if the manifest or a group is damaged."""
-        groups = self.groups("")  # read first, so that a group that is moved now is found in the manifest
+        groups = self.groups("")  # read first: a group that is moved during this call is then found in the manifest
         files = self._manifest().files
         for group_files in groups.values():
             files = group_files | files
@@ -104,7 +104,7 @@ class BucketFolder:
         keys = self.bucket.list(prefix)
         new = [key for key in keys if key not in self._groups]
         for key, group in zip(new, self.bucket.get_several(new), strict=True):
-            if group:  # otherwise it was just moved
+            if group:  # otherwise it has just been moved
                 self._groups[key] = _parse(f"{self}/{key}", group.body)
         for key in {key for key in self._groups if key.startswith(f"{prefix}/")}.difference(keys):
             del self._groups[key]
@@ -155,10 +155,11 @@ class BucketFolder:
         Args:
             changes: file name -> description of the new bytes, or None for a file that is removed.
             base: the files that the caller has read. The bucket must still have them where `changes` changes them.
-            replaceable: function of a name that returns whether a file of another job may be replaced unread.
+            replaceable: function of a name that returns whether this job may replace a file of another job without
+                having read it.
 
         Raises:
-            ChangedFolderError: another job has written a file meanwhile.
+            ChangedFolderError: another job has written a file since this job read it.
             BucketError: other jobs change the manifest at every attempt.
         """
         for _ in range(_ATTEMPTS):
@@ -180,7 +181,7 @@ class BucketFolder:
                     {key for name in changes if name in manifest.files for key in manifest.files[name].parts} - keys
                 )
                 return
-        raise BucketError(f"{self}/{MANIFEST}: other jobs change it all the time; run the command again")
+        raise BucketError(f"{self}/{MANIFEST}: other jobs change it too often; run the command again")
 
     def _write_manifest(self, body: bytes, version: bytes) -> bool:
         return self.bucket.replace(MANIFEST, body, version) if version else self.bucket.create(MANIFEST, body)
@@ -193,8 +194,8 @@ class BucketFolder:
         return False
 
     def sweep_groups(self, folder: str) -> None:
-        """Remove the groups below a folder of names whose files the manifest has: a job was killed before it did so, or
-        a late one added them again."""
+        """Remove the groups below a folder whose files are in the manifest: a job was killed before it removed them, or
+        a late job added them again."""
         groups, files = self.groups(folder), self._manifest().files
         finished_groups = {name: members for name, members in groups.items() if members.keys() <= files.keys()}
         self.remove_groups(finished_groups)
@@ -273,7 +274,7 @@ class BucketFolder:
             if part is None:
                 if self.files().get(name) == file:
                     raise DamagedObjectError(
-                        f"{self}/{name}: its object {key} is gone from the bucket, though {MANIFEST} names it; {REPAIR}"
+                        f"{self}/{name}: its object {key} is missing, though {MANIFEST} names it; {REPAIR}"
                     )
                 raise ChangedFolderError(f"{self}/{name}: another job has just replaced it; run the command again")
             yield part.body

@@ -5,9 +5,9 @@
 <address>/groups/FOLDER/NAME.json   the files that were written under the lease, created if absent (`bucket_folder`)
 
 A lease only saves work: if two jobs hold one, they write different objects, and the first group that is added is used.
-A lease that does not change for its bound is taken over. Each job measures this time with its own monotonic clock, so
-no clocks of two hosts are compared, and a new job waits one bound for a dead host. A holder on this host loses its
-lease as soon as its process has ended.
+A lease that has not changed for the time of its bound is taken over. Each job measures this time with its own monotonic
+clock, so no clocks of two hosts are compared, and a new job waits one bound for a dead host. A holder on this host
+loses its lease as soon as its process has ended.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from jaxret.storage.leases import BOUND, Lease, Leases, describe_owner, is_gone
 from jaxret.storage.working_copy import WorkingCopy, copy_of
 
 _PAUSE = 0.5  # seconds between two reads of the bucket
-_LEAST_BEAT = 1.0  # seconds: GCS takes one change of an object a second
-LAST = "manifest"  # the lease under which all that was written becomes the folder's
+_LEAST_BEAT = 1.0  # seconds: GCS takes one change of an object per second
+LAST = "manifest"  # the lease of the job that adds all written files to the folder
 
 
 def open_leases(folder: Path, bound: float = BOUND) -> Leases:
@@ -44,7 +44,7 @@ class BucketLease(Lease):
     name: str
     leases: BucketLeases
 
-    def publishes(self, write: Callable[[], object]) -> bool:
+    def publish(self, write: Callable[[], object]) -> bool:
         """Call `write`, and publish the files that it writes; return False if another job has published them before."""
         return self.leases.publish(self, write)
 
@@ -110,7 +110,7 @@ class BucketLeases(Leases):
             key = self._key(name)
             success = self._bucket.replace(key, body, current.version) if current else self._bucket.create(key, body)
             mine = self._bucket.get(key) if success else None
-            if mine is None or mine.body != body:  # another job was faster
+            if mine is None or mine.body != body:  # another job has claimed it first
                 super().release(lease)
                 return None
             if current and (owner := _owner_of(current)):
@@ -162,13 +162,13 @@ class BucketLeases(Leases):
         return any(current and _owner_of(current) for current in self._bucket.get_several(keys))
 
     def clear(self) -> None:
-        """Remove all leases, also of this job: a later `release` does not write them again."""
+        """Remove all leases, including this job's; a later `release` does not write them again."""
         self._bucket.delete(self._bucket.list(self._prefix))
         self._copy.folder.sweep_groups(self._names)
         super().clear()
 
     def publish(self, lease: BucketLease, write: Callable[[], object]) -> bool:
-        """Call `write`, and publish the files that it changes in the folder; see `BucketLease.publishes`."""
+        """Call `write`, and publish the files that it changes in the folder; see `BucketLease.publish`."""
         with self._mutex:
             write()
             if lease.name == LAST:
@@ -188,7 +188,7 @@ class BucketLeases(Leases):
     def _renew(self) -> None:
         while not self._end.wait(min(max(self.bound / 10, _LEAST_BEAT), threading.TIMEOUT_MAX)):
             for name in list(self._versions):
-                with self._mutex, contextlib.suppress(BucketError):  # losing a lease only costs work
+                with self._mutex, contextlib.suppress(BucketError):  # a lost lease costs only work
                     if version := self._versions.get(name):
                         body = salted(self._owner)
                         if self._bucket.replace(self._key(name), body, version):

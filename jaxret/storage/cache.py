@@ -1,7 +1,7 @@
 """The user's cache of compiled programs, files of buckets, and tokenized texts, with limits of the sizes.
 
-A tokenized text is a folder, any other entry a file. An entry may be deleted at any time, because it is made again when
-it is needed.
+A tokenized text is a folder, any other entry a file. An entry may be deleted at any time, because it is created
+again when needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def cache_limit(kind: str) -> int:
         except (ValueError, OverflowError):
             limit = -1
         if limit < 0:
-            raise ValueError(f"{variable}={value}: it must be a number of gigabytes, as 32")
+            raise ValueError(f"{variable}={value}: it must be a number of gigabytes, such as 32")
         return limit
     if kind in _LIMITS:
         return _LIMITS[kind]
@@ -89,7 +89,8 @@ def mark_used(folder: Path) -> None:
 
 
 def trim_cache(folder: Path, kind: str, protected_paths: Collection[Path] = ()) -> list[CacheEntry]:
-    """Delete the least recently used entries until the others fit the limit of their kind; return the deleted entries.
+    """Delete the least recently used entries until the remaining ones are within the limit of their kind. Return the
+    deleted entries.
 
     The paths in `protected_paths` are not deleted.
     """
@@ -106,7 +107,7 @@ def trim_cache(folder: Path, kind: str, protected_paths: Collection[Path] = ()) 
 
 
 def clear_cache(kind: str) -> list[CacheEntry]:
-    """Delete all entries of a kind that no process is making; return the deleted entries."""
+    """Delete all entries of a kind that no process is making. Return the deleted entries."""
     folder = cache_folder(kind)
     deletions = [entry for entry in cache_entries(folder) if not any((folder / f".lease-{entry.path.name}").glob("*"))]
     for entry in deletions:

@@ -35,13 +35,13 @@ from jaxret.storage.working_copy import WorkingCopy, copy_of, publish
 from jaxret.types import Tree
 
 CRITERION = "criterion"  # key in a checkpoint's metrics: name of the metric that ranks it
-MEASURED_ON = "measured_on"  # another: digest of what this metric was measured on
+MEASURED_ON = "measured_on"  # key in a checkpoint's metrics: digest of the data on which this metric was measured
 REMEDY = "delete the folder and continue from another checkpoint"
-_UNFINISHED = ".unfinished"  # folder of the saves that have no number yet
+_UNFINISHED = ".unfinished"  # folder of the saves that are not checkpoints yet
 _DAMAGED = "damaged-"  # prefix of a checkpoint that was set aside
-_LOOKS = 5  # at the checkpoints in a bucket, until all processes see the same ones
-_SAMPLE_BYTES = 64 << 20  # of the largest leaf that is read back
-_DIGEST_WORDS = 1 << 15  # that NumPy digests at a time: in a core's cache, and malloc keeps pieces of this size
+_LOOKS = 5  # attempts to read the same list of checkpoints from a bucket in all processes
+_SAMPLE_BYTES = 64 << 20  # size of the largest leaf that is read back
+_DIGEST_WORDS = 1 << 15  # words that NumPy digests at a time: they fit into a core's cache, and malloc keeps the memory
 
 
 class CheckpointError(ValueError):
@@ -81,7 +81,7 @@ def _leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _is_on_host(leaf: Any) -> bool:
-    """Return whether all of a leaf is in the memory of the host, so that NumPy reads it without a copy."""
+    """Return whether a whole leaf is in the host's memory, so that NumPy reads it without a copy."""
     if isinstance(leaf, jax.Array):
         return leaf.is_fully_addressable and [device.platform for device in leaf.devices()] == ["cpu"]
     return True
@@ -90,7 +90,8 @@ def _is_on_host(leaf: Any) -> bool:
 def _host_digest(leaf: np.ndarray) -> np.ndarray:
     """Return `_leaf_digest` of an array in the host's memory.
 
-    It is computed without XLA, which needs two arrays of the same size on CPUs, and time to trace and load a program.
+    It is computed without XLA, which on CPUs needs two more arrays of the same size, and time to trace and load a
+    program.
     """
     flat = np.ascontiguousarray(leaf).reshape(-1)
     words = flat.view({4: np.uint32, 2: np.uint16}[flat.itemsize]) if flat.itemsize in (2, 4) else flat
@@ -114,7 +115,7 @@ def leaf_digests(tree: Tree) -> dict[str, str]:
     """Return a digest of 16 hex digits per leaf path, the same on one device and on many."""
     leaves = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     device_leaves = {name: leaf for name, leaf in leaves.items() if not _is_on_host(leaf)}
-    on_devices = _leaf_digests(device_leaves) if device_leaves else {}  # a program of nothing would be compiled, too
+    on_devices = _leaf_digests(device_leaves) if device_leaves else {}  # an empty program would also be compiled
     return {
         name: np.asarray(on_devices[name] if name in on_devices else _host_digest(np.asarray(leaf))).tobytes().hex()
         for name, leaf in leaves.items()
@@ -137,24 +138,24 @@ def _digest_of_leaves(leaves: Mapping[str, str]) -> str:
 class Checkpoints:
     """The checkpoints of one run, in `<workdir>/checkpoints/<step>/`.
 
-    Checkpoints are ranked by the criterion of the newest one; those with another criterion, or whose values were
-    measured on something else, are not compared, as such values are not comparable. Without a metric only the last
-    checkpoint is preserved, and it is also the best.
+    Checkpoints are ranked by the criterion of the newest one; checkpoints with another criterion, or with values that
+    were measured on other data, are not compared. Without a metric only the last checkpoint is preserved, and it is
+    also the best.
 
     Args:
         directory: folder of the checkpoints.
         best_metric: validation metric that ranks checkpoints saved without a `criterion`.
         less_is_better: metrics for which a lower value is better.
-        writing: whether to delete what an interrupted save left. Not while another process may be saving.
+        writing: whether to delete what an interrupted save left. It must be False while another process may be saving.
 
     Attributes:
-        damage: step -> problem of each damaged checkpoint newer than the newest sound one; filled with `writing`
-            alone. They are not among the checkpoints any more; `set_aside` renames them.
+        damage: step -> problem of each damaged checkpoint newer than the newest sound one; filled only with `writing`.
+            They are no longer among the checkpoints; `set_aside` renames them.
         half_written: names of the unfinished saves and deletions that were in the folder.
 
     Raises:
-        CheckpointError: a checkpoint is damaged and none before it is whole, or it is not the newest, or nothing is to
-            be written; the message names it.
+        CheckpointError: a checkpoint is damaged, and it is not the newest, no earlier one is sound, or `writing` is
+            False; the message names it.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class Checkpoints:
             raise self.damage[min(self.damage)]
 
     def _refresh_together(self, copy: WorkingCopy) -> None:
-        """Fetch the checkpoints that process 0 has published; every process has the same ones then."""
+        """Fetch the checkpoints that process 0 has published, so that every process has the same ones."""
         wait_for_all()
         for _ in range(_LOOKS):
             copy.refresh()
@@ -241,7 +242,7 @@ class Checkpoints:
     def set_aside(self, step: int) -> Path:
         """Rename a damaged checkpoint, so that a run can continue from an earlier one; return its new path.
 
-        Of several processes only the first renames it.
+        With several processes, only the first renames it.
         """
         path = self.directory / f"{_DAMAGED}{step}"
         if jax.process_index() == 0:
@@ -346,10 +347,10 @@ class Checkpoints:
         return name in self._saved_digests(step)
 
     def poll(self, all_processes: bool) -> None:
-        """Finish the current save if it is done; raise CheckpointError if it has failed. Without waiting for it.
+        """Finish the current save if it is done, without waiting for it. Raise CheckpointError if it has failed.
 
-        all_processes: whether every process of the job calls this now. In a bucket they finish a save together, and all
-            raise the error of one.
+        all_processes: whether every process of the job calls this now. In a bucket, they finish a save together, and
+            all raise the error of one.
         """
         if self._current_save is None or self._saver is None:
             return
@@ -400,7 +401,8 @@ class Checkpoints:
         self._load_all(step)
 
     def _load_all(self, step: int) -> Tree:
-        """Return all arrays of a step on one device. Raises CheckpointError naming those that fail verification."""
+        """Return all arrays of a step on one device. Raises CheckpointError with the names of arrays that fail
+        verification."""
         with self._damages(step, "cannot be read"):
             trees = self._files(step).load_all(jax.local_devices()[0])
         return self._verified(step, trees, self._saved_digests(step))
@@ -425,13 +427,15 @@ class Checkpoints:
             return read_json(self.directory / str(step) / "_CHECKPOINT_METADATA")["custom_metadata"]["digests"]
 
     def _load(self, step: int, abstract: Tree, digests: Mapping[str, str]) -> Tree:
-        """Return the arrays of a step. Raises CheckpointError naming arrays whose digests are not the saved ones."""
-        with self._damages(step, "cannot be read"), agreement():  # digests are computed by all processes, or by none
+        """Return the arrays of a step. Raises CheckpointError with the names of arrays whose digests differ from the
+        saved ones."""
+        with self._damages(step, "cannot be read"), agreement():  # either all processes compute digests, or none
             trees = self._files(step).load(abstract)
         return self._verified(step, trees, digests)
 
     def _verified(self, step: int, trees: Tree, saved_digests: Mapping[str, str]) -> Tree:
-        """Return items as they are. Raises CheckpointError naming arrays whose digests are not the saved ones."""
+        """Return items unchanged. Raises CheckpointError with the names of arrays whose digests differ from the saved
+        ones."""
         digests = {name: None for name in saved_digests if name.partition("/")[0] in trees} | leaf_digests(trees)
         damaged_names = [name for name, value in digests.items() if saved_digests.get(name) != value]
         if damaged_names:
@@ -493,7 +497,7 @@ class Checkpoints:
         publish(self.directory)
 
     def _finish_together(self, step: int, saver: OrbaxWriter | ArrayWriter) -> dict[str, StoredFile]:
-        """Wait for the uploads of all processes, and return the files of all. Raises the error of any in each."""
+        """Wait for the uploads of all processes, and return their files. An error of one process is raised in all."""
         error: Exception | None = None
         try:
             saver.wait()
@@ -507,7 +511,7 @@ class Checkpoints:
         if errors := [report["error"] for report in reports if report["error"]]:
             raise OSError(f"another process of this job could not write its part: {errors[0]}")
         if len({report["step"] for report in reports}) > 1:
-            raise OSError(f"the processes of this job save other steps: {[report['step'] for report in reports]}")
+            raise OSError(f"the processes of this job save different steps: {[report['step'] for report in reports]}")
         return {
             name: StoredFile(file["sha256"], file["size"], tuple(file["parts"]))
             for report in reports
@@ -537,7 +541,7 @@ class Checkpoints:
                 self.wait()
             if self._saver:
                 self._saver.close()
-                with contextlib.suppress(OSError):  # it has a failed save, or another process has removed it
+                with contextlib.suppress(OSError):  # the folder has a failed save, or another process has removed it
                     (self.directory / _UNFINISHED).rmdir()
         except Exception:
             if kind is None:  # otherwise the block's own exception is raised

@@ -18,9 +18,9 @@ from jaxret.storage.folder_kinds import Contents, identifying, require_same_fold
 from jaxret.storage.lockfile import HOLDER, FolderLock
 from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
-_DAMAGED = b"damaged"  # in the place of a first line: only the very same file is that of the same source
-_BATCH_FILES, _BATCH_BYTES = 64, 256 << 20  # copied at a time, before progress is shown
-_PUBLISHED_AFTER = 5.0  # seconds: a killed copy to a bucket sends the files of this time again
+_DAMAGED = b"damaged"  # in place of a first line: only an identical file counts as one of the same source
+_BATCH_FILES, _BATCH_BYTES = 64, 256 << 20  # files and bytes that are copied before progress is shown
+_PUBLISHED_AFTER = 5.0  # seconds; after a kill, a copy to a bucket sends the files of this time again
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _to_disk(
                 with open(origin.path / name, "rb") as old, atomic_write(destination / name, "wb") as new:
                     shutil.copyfileobj(old, new, 1 << 20)
             if not _has(destination / name, file):
-                raise BucketError(f"{destination / name} is not what {source}/{name} was; copy again")
+                raise BucketError(f"{destination / name} differs from what {source}/{name} was; copy again")
         for file in batch.values():
             show(file.size)
             size += file.size
@@ -186,7 +186,7 @@ def _to_bucket(
     keys = [] if target.exists() else target.bucket.list()
     if foreign_keys := [key for key in keys if key and not key.endswith("/") and not is_leftover(key)]:
         raise ValueError(
-            f"{target} holds objects that jaxret has not written, as {foreign_keys[0]}; choose another folder"
+            f"{target} holds objects that jaxret has not written, such as {foreign_keys[0]}; choose another folder"
         )
     is_first = _announce(target, origin, names)
     try:
@@ -258,22 +258,22 @@ def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool
                 )
             except FileExistsError as error:
                 raise FileExistsError(
-                    f"{error} (a copy to it goes on, or was interrupted: {target}/{COPYING})"
+                    f"{error} (a copy to it is running or was interrupted: {target}/{COPYING})"
                 ) from None
             return False
     return True
 
 
 def _announced(body: bytes) -> Contents:
-    """Return what another copy has announced."""
+    """Return the contents that another copy has announced."""
     content = json.loads(body)
     digests, lines = content["digests"], content["first_lines"]
     return Contents(frozenset(content["names"]), digests.__getitem__, lambda name: lines[name].encode())
 
 
 def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """Yield each file of a folder in a bucket and what is wrong with its bytes, "" if nothing: all are read from the
-    bucket, and none from this host's cache.
+    """Yield (name, problem) of each file of a folder in a bucket; the problem is "" if its bytes are sound. All bytes
+    are read from the bucket, and none from this host's cache.
 
     Args:
         names: names of the files; empty: all.

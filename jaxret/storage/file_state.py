@@ -9,8 +9,8 @@ from typing import NamedTuple
 class FileState(NamedTuple):
     """Size, time of the last change and inode of a file; all 0 where there is none.
 
-    `ctime` is the time of the last change that no program can put back, which a change of name or rights moves, too;
-    0: not asked for.
+    `ctime` is the time of the last change, which no program can set back. A change of name or rights also changes it.
+    0: it was not read.
     """
 
     size: int
@@ -19,7 +19,7 @@ class FileState(NamedTuple):
     ctime: int = 0  # ns
 
     def difference(self, current: FileState) -> str:
-        """Return how the file differs now, as the end of a sentence; "" if it does not."""
+        """Return how the file differs now, as the end of a sentence; "" if it is unchanged."""
         if self == current:
             return ""
         if current == MISSING:

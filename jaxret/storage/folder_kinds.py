@@ -21,13 +21,14 @@ _MARKS = {  # kind -> pattern of a file that only folders of this kind have, and
     JUDGEMENTS: "qrels.set0.tsv",
     MTEB: "results/*/*/*.json",
 }
-_CONFIG, LOG = "config.json", "metrics.jsonl"  # of a run
+_CONFIG, LOG = "config.json", "metrics.jsonl"  # files of a run
 RANKINGS = "runs"  # folder of the rankings of a run, and of other files that a user writes there
 _FIXED = {SWEEP, DATA_SET, GENERATED, JUDGEMENTS, BM25_RESULTS}  # kinds whose mark never changes
 
 
 def require_folder_kind(folder: Path, kind: str) -> None:
-    """Raise FileExistsError if a folder is of another kind than `kind`; one of no kind, or absent, is as good."""
+    """Raise FileExistsError if a folder is of another kind than `kind`. A folder of no kind, or a missing one, is
+    allowed."""
     for other_kind, mark in _MARKS.items():
         if other_kind != kind and (path := next(folder.glob(mark), None)):
             raise FileExistsError(_refusal(folder, other_kind, path.relative_to(folder)))
@@ -52,7 +53,8 @@ def require_no_folder_file(out: str | os.PathLike[str]) -> None:
 def require_same_kind(source: Iterable[str], destination: Iterable[str], folder: str) -> None:
     """Raise FileExistsError if a destination folder is of another kind than the source of a copy.
 
-    `source` and `destination` are the names of their files; `folder` is the destination in the error message.
+    `source` and `destination` are the names of the files in both; `folder` is the name of the destination for the
+    error.
     """
     kinds = {kind for kind, _ in _kinds(source)}
     for kind, mark in _kinds(destination):
@@ -72,25 +74,25 @@ class Contents:
 def require_same_folder(source: Contents, destination: Contents, folder: str) -> None:
     """Raise FileExistsError if a folder has files of another source than that of a copy: both would be mixed.
 
-    A source that was continued since it was copied is the same one: training appends to a run's log.
+    A source that was continued after it was copied counts as the same source, because training appends to a run's log.
 
     Args:
         source: files of the source.
         destination: files of the folder.
-        folder: names the folder in the error.
+        folder: name of the folder, for the error.
     """
     common_names = source.names & destination.names
     if name := next(
         chain(_files_of_another_source(source, destination, common_names), _left(source, destination)), None
     ):
-        raise FileExistsError(f"{folder} has files of another source, as {name}; give another folder, or remove it")
+        raise FileExistsError(f"{folder} has files of another source ({name}); give another folder, or remove it")
     extra_names = sorted(destination.names - source.names)
     if not extra_names or any(_kinds(source.names | destination.names)):
         return
     if name := next((name for name in sorted(common_names) if source.digest(name) != destination.digest(name)), None):
         raise FileExistsError(
-            f"{folder} has other bytes in {name}, and files that the source has not, as {extra_names[0]}, so both "
-            "would be mixed; give another folder, or remove what is there"
+            f"{folder} has other bytes in {name}, and files that the source lacks, such as {extra_names[0]}; both "
+            "would be mixed. Give another folder, or remove these files"
         )
 
 
@@ -116,7 +118,8 @@ def _files_of_another_source(source: Contents, destination: Contents, common_nam
 
 
 def _left(source: Contents, destination: Contents) -> Iterator[str]:
-    """Yield the names of files that an interrupted copy of another source left: files at the top are copied last."""
+    """Yield the names of files that an interrupted copy of another source left. (Files at the top level are copied
+    last.)"""
     marks = [mark for _, mark in _kinds(source.names) if "/" not in mark]
     if marks and not destination.names & set(marks):
         folders = {name.partition("/")[0] for name in source.names if "/" in name}

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from jaxret.storage.atomic import read_json
 
-MOST_SETTINGS = 8 * 2**20  # most bytes of a JSON file; the largest known files have some kilobytes
-MOST_VOCABULARY = 48 * 2**20  # most bytes of a tokenizer file; Gemma's has 34 MB
+MOST_SETTINGS = 8 * 2**20  # largest size of a JSON file in bytes; the largest known files have some kilobytes
+MOST_VOCABULARY = 48 * 2**20  # largest size of a tokenizer file in bytes; Gemma's has 34 MB
 _TYPES = ("F64", "F32", "F16", "BF16", "BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64)))
 
 
@@ -51,7 +51,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 if (kind := file.get_slice(name).get_dtype()) not in _TYPES:
-                    raise ValueError(f"{path}: {name} is stored as {kind}; read are {', '.join(_TYPES)}")
+                    raise ValueError(f"{path}: {name} is stored as {kind}; it must be one of {', '.join(_TYPES)}")
             yield file
     except SafetensorError as error:
         remedy = "fetch it again, or save the model again"

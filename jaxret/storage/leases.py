@@ -57,8 +57,8 @@ class Lease:
             return False
         return True
 
-    def publishes(self, write: Callable[[], object]) -> bool:
-        """Call `write`, which publishes files out of `work`; return False if the lease was lost.
+    def publish(self, write: Callable[[], object]) -> bool:
+        """Call `write`, which publishes files out of `work`. Return False if the lease was lost.
 
         A lost lease is not an error: errors of `write` that follow from it are suppressed.
         """
@@ -83,7 +83,7 @@ class Leases:
         self.folder, self.bound = Path(folder), float(bound)
         self._owner = {**this_process(), "numbers": _numbers(), "bound": self.bound}
         self._leases: list[Lease] = []
-        self._explanations: set[Path] = set()  # owner files of leases that this job waits for and has printed
+        self._explanations: set[Path] = set()  # owner files of leases for which this job has printed that it waits
         self._spare: Path | None = None  # .lease.ID: prepared directory, which is renamed on a claim
         self._time, self._time_of_look = 0.0, -math.inf  # time of the shared disk, and monotonic time when it was read
         self._exists = self._made = False  # whether the folder exists; whether this job created it
@@ -99,19 +99,19 @@ class Leases:
         self._renewal.join()
         for lease in list(self._leases):
             self.release(lease)
-        with contextlib.suppress(OSError):  # leftovers do no harm, and an earlier exception is more important
+        with contextlib.suppress(OSError):  # leftovers are harmless, and an earlier exception is more important
             self._remove_abandoned()
         if self._spare:
             shutil.rmtree(self._spare, ignore_errors=True)
         if self._made:
             with contextlib.suppress(OSError):
-                self.folder.rmdir()  # succeeds if it is empty: a job that failed at once leaves no folder
+                self.folder.rmdir()  # succeeds only if it is empty, so that a job that failed at once leaves no folder
 
     def refresh(self) -> None:
         """Fetch the files that other jobs have finished; on a shared disk they are visible at once."""
 
     def names(self) -> list[str]:
-        """Return the names of all leases in the folder, also of dead jobs."""
+        """Return the names of all leases in the folder, including those of dead jobs."""
         return [path.name.removeprefix(".lease-") for path in self.folder.glob(".lease-*")]
 
     def claim(self, name: str) -> Lease | None:
@@ -122,7 +122,7 @@ class Leases:
             except OSError as error:
                 if error.errno not in _GONE or not self.folder.is_dir():
                     raise
-                self._spare = None  # the job that completed the folder has removed it
+                self._spare = None  # the job that completed the folder may have removed it
                 return None
 
     def _claim(self, name: str, path: Path) -> Lease | None:
@@ -136,7 +136,7 @@ class Leases:
         try:
             os.rename(spare, path)
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another job was faster
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another job has claimed it first
                 return None
             raise
         self._spare = None
@@ -163,7 +163,7 @@ class Leases:
                 continue
             try:
                 if not path.exists():  # another job may have published it before this one had the lease
-                    lease.publishes(partial(write_json, path, value, lease.work))
+                    lease.publish(partial(write_json, path, value, lease.work))
             finally:
                 self.release(lease)
 
@@ -186,11 +186,11 @@ class Leases:
         return "nobody any more"
 
     def others_exist(self) -> bool:
-        """Return whether other jobs, also dead ones, have leases."""
+        """Return whether other jobs, including dead ones, have leases."""
         return bool(set(self.folder.glob(".lease-*")) - {lease.work.parent for lease in self._leases})
 
     def clear(self) -> None:
-        """Remove the leases of all other jobs. Call it when all work is done: a living job then loses nothing."""
+        """Remove the leases of all other jobs. Call it when all work is done, so that no living job loses work."""
         own_paths = {lease.work.parent for lease in self._leases} | {self._spare}
         for path in set(self.folder.glob(".lease[-.]*")) - own_paths:
             shutil.rmtree(path, ignore_errors=True)
@@ -211,7 +211,7 @@ class Leases:
     def _prepared(self) -> Path:
         if not self._spare or not self._spare.is_dir():
             token = secrets.token_hex(8)
-            if not self._exists:  # made only once, because it is an error if the folder vanishes later
+            if not self._exists:  # made only once: if the folder vanishes later, that is an error
                 self._made = not self.folder.exists()
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._exists = True
@@ -253,7 +253,8 @@ class Leases:
         if owner_record.get("numbers") == self._owner["numbers"] and is_gone(owner_record):
             return f"{holder}, which is gone"
         silent = self._now() - last_touch
-        # abs: if the disk's clock was set back, a time far ahead belongs to a job that touches no more.
+        # abs, because after the disk's clock was set back, a time far in the future belongs to a job that no longer
+        # touches it.
         bound = owner_record["bound"] if isinstance(owner_record.get("bound"), float) else self.bound
         if abs(silent) > bound:
             return f"{holder}, silent for {abs(silent):.0f} s"
@@ -263,7 +264,7 @@ class Leases:
             name = owner.parent.parent.name.removeprefix(".lease-")
             print(
                 f"{self.folder}: {name} is with {holder} ({cause}); it is taken over after {bound:.0f} s without a "
-                "sign of life, as that job may be on another host and alive",
+                "change, because that job may be running on another host",
                 file=sys.stderr,
             )
         return ""
@@ -271,7 +272,7 @@ class Leases:
     def _now(self) -> float:
         """Return the shared disk's time: the modification time of a file touched now or recently.
 
-        A recent one is earlier than the true time, so no job seems silent for longer than it is.
+        The time of a recent touch is earlier than the true time, so no job seems silent for longer than it is.
         """
         if time.monotonic() > self._time_of_look + self.bound / _BEATS:
             spare = self._prepared()
@@ -294,9 +295,8 @@ def this_process() -> dict[str, Any]:
 
 
 def is_gone(process: Mapping[str, Any]) -> bool:
-    """Return whether a process of this host, a result of `this_process`, has ended.
-
-    Another process may have its process id now.
+    """Return whether a process of this host has ended. `process` is a result of `this_process`: its start time shows
+    whether a later process has the same process id.
     """
     if process.get("host") != socket.gethostname() or type(process.get("process")) is not int:
         return False
@@ -313,7 +313,7 @@ def _started(pid: int) -> str:
         pass
     if sys.platform == "linux":
         return ""
-    try:  # without /proc, only its existence is known
+    try:  # without /proc, this only shows whether the process exists
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
@@ -335,7 +335,7 @@ def describe_owner(owner: dict[str, Any]) -> str:
 
 
 def _numbers() -> str:
-    """Return an id of the host's boot and PID namespace: host names and process ids alone may be ambiguous."""
+    """Return an id of the host's boot and PID namespace: host names and process ids may be ambiguous."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # a system without /proc

@@ -1,4 +1,4 @@
-"""A lock on a folder: only one process writes files in it, and other processes can read which one it is."""
+"""A lock on a folder: only one process writes files in it. Other processes can read which process that is."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _read_holder(folder: Path) -> dict[str, Any] | None:
 
 
 def _in_use(folder: Path, holder: dict[str, Any] | None) -> str:
-    if holder is None:  # the other job has locked the folder, but not written its record yet
+    if holder is None:  # the other job has locked the folder, but has not written its record yet
         return f"{folder} is in use by a job that has just begun"
     return (
         f"{folder} is in use: {holder['job']}, process {holder['process']} on {holder['host']}, since {holder['since']}"

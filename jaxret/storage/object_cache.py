@@ -19,7 +19,7 @@ from jaxret.storage.bucket import BucketError
 from jaxret.storage.cache import cache_limit, trim_cache
 from jaxret.storage.unfinished import temporary_path
 
-_LINKED = 1 << 20  # least bytes of a file that is linked instead of copied; programs may append to smaller files
+_LINKED = 1 << 20  # a file of at least this size is linked instead of copied; programs may append to smaller files
 _APPENDED = (".jsonl",)  # suffixes of files that are always copied, because programs append to them
 _ATTEMPTS = 4  # attempts to take a file from the cache, because other threads and processes may trim it
 _SHARE = 16  # a process lists the cache again after it has stored 1 / _SHARE of the limit
@@ -67,17 +67,17 @@ def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) ->
             return _copy(cache_path, path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, file, parts())  # not cached, because the cache is too small for the files that are in use
+    write_file(path, file, parts())  # not cached: the cache is too small for the files in use
 
 
 class _Room:
-    """A limiter of the cache's size, which lists the cache only after some bytes were stored, not after each file."""
+    """A limiter of the cache's size. It lists the cache only after some bytes were stored, and not after each file."""
 
     def __init__(self) -> None:
         self._lock, self._new_bytes, self._limit = threading.Lock(), 0, -1
 
     def make(self, folder: Path, cache_path: Path) -> None:
-        """Trim the cache if enough was stored since the last time; `cache_path` was just stored."""
+        """Trim the cache if enough was stored since the last time. `cache_path` has just been stored."""
         with self._lock:
             with contextlib.suppress(FileNotFoundError):
                 self._new_bytes += cache_path.stat().st_size
@@ -99,7 +99,7 @@ def _time_of(file: CachedFile) -> int:
 
 
 def _is_intact(cache_path: Path, file: CachedFile) -> bool:
-    """Return whether the cache has a file, and nobody has changed it."""
+    """Return whether the cache has an unchanged copy of a file."""
     try:
         return int(cache_path.stat().st_mtime) == _time_of(file)
     except FileNotFoundError:

@@ -48,7 +48,7 @@ class OrbaxFiles:
         return shapes
 
     def read(self, name: str) -> Any:
-        """Return an array. Not by Orbax's reader, which all processes would have to call."""
+        """Return an array. Orbax's reader is not used, because all processes would have to call it."""
         return self._open(name, tensorstore.Context()).read().result()
 
     def _open(self, name: str, context: tensorstore.Context) -> tensorstore.TensorStore:
@@ -70,7 +70,7 @@ class OrbaxFiles:
             array = self._open(name, context)
             if array.dtype.numpy_dtype != leaf.dtype:
                 raise ValueError(f"{name} is {array.dtype.name} there, and {leaf.dtype} in this model")
-            parts: dict[str, Any] = {}  # of this process; several devices may have the same one
+            parts: dict[str, Any] = {}  # parts of this process; several devices may have the same part
 
             def part(index: tuple[slice, ...]) -> Any:
                 if str(index) not in parts:
@@ -100,11 +100,11 @@ class OrbaxWriter:
     """Writes checkpoints in the background, one at a time, into folders of their steps.
 
     Args:
-        folder: the folder of these, which `OrbaxAlias` gives.
+        folder: the parent folder, as `OrbaxAlias` gives it.
     """
 
     def __init__(self, folder: Path) -> None:
-        from orbax.checkpoint import v1 as ocp  # the import takes a sixth of a second, and a search does not need it
+        from orbax.checkpoint import v1 as ocp  # the import takes a sixth of a second; a search does not need it
 
         self._checkpointer = ocp.training.Checkpointer(
             folder, preservation_policy=ocp.training.preservation_policies.PreserveAll()
@@ -134,7 +134,7 @@ class OrbaxWriter:
 
 
 class OrbaxAlias:
-    """A path to a folder without *, ? and [: Orbax would take a path with them for a pattern.
+    """A path to a folder that has no *, ? and [, which Orbax would read as a pattern.
 
     The path uses an open descriptor of the folder, so it is valid until the process ends. Raises ValueError on systems
     without such paths.

@@ -1,4 +1,4 @@
-"""A temporary folder that is removed with its owner."""
+"""A temporary folder that is removed with the Python object that made it."""
 
 from __future__ import annotations
 

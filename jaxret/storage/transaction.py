@@ -17,12 +17,12 @@ from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`; it is flushed to disk and renamed to `path` if the block succeeds.
+    """Yield an empty folder next to `path`; it is flushed to disk and renamed to `path` if the block succeeds.
 
     After an error, Ctrl-C or SIGTERM the folder is removed, and `path` is unchanged. After SIGKILL, a folder
     `.NAME.*.tmp` remains until the next call.
 
-    Raises FileExistsError if `path` exists and is not an empty folder, also if another job made it during the block,
+    Raises FileExistsError if `path` exists and is not an empty folder, even if another job made it during the block,
     and StorageError if it cannot be written.
     """
     path = path.absolute()
@@ -44,7 +44,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 def require_absent(path: Path) -> None:
     """Raise FileExistsError if `path` exists and is not an empty folder."""
     if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
-        raise FileExistsError(f"{path} is there already; give a folder that is not")
+        raise FileExistsError(f"{path} exists already; give a new folder")
 
 
 def _publish(temporary: Path, path: Path) -> None:

@@ -69,10 +69,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def sweep(path: Path) -> list[str]:
-    """Remove what killed writers of `path` left beside it, and return the names.
+    """Remove the files that killed writers of `path` left next to it, and return their names.
 
-    What a living process writes stays: it is locked, or was changed within a minute. The files of processes of this
-    machine that have ended are removed at once. No lock on the folder is needed.
+    Files that a living process writes are kept: they are locked, or were changed within a minute. The files of
+    processes of this machine that have ended are removed at once. No lock on the folder is needed.
     """
     removed_names, oldest_time = [], time.time() - _YOUNG
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path.parent) as entries:
@@ -80,7 +80,7 @@ def sweep(path: Path) -> list[str]:
             match = _TEMPORARY.fullmatch(entry.name)
             if not match or match[1] != path.name or entry.is_symlink():
                 continue
-            # Machines that were copied while they ran have one name; so a lock counts all the same.
+            # Machines that were copied while they ran have the same digits, so the lock is checked in every case.
             if _is_abandoned(Path(entry.path), math.inf if _writer_is_gone(match) else oldest_time):
                 _remove(Path(entry.path))
                 removed_names.append(entry.name)
@@ -90,9 +90,9 @@ def sweep(path: Path) -> list[str]:
 def remove_leftovers(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
     """Remove temporary files that killed writers left in `folder`, and return their names.
 
-    Files in subfolders are not removed, nor temporary folders. Call it with the folder's lock held, before other
-    processes of the job write there. Without a lock, set `age`: only files not modified for so many seconds, longer
-    than any write takes, are removed.
+    Files in subfolders and temporary folders are not removed. Call it with the folder's lock held, before other
+    processes of the job write there. Without a lock, set `age`: only files that were not modified for this number of
+    seconds, longer than any write takes, are removed.
     """
     oldest_time = time.time() - age
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -110,7 +110,7 @@ def _is_abandoned(path: Path, oldest_time: float) -> bool:
         if mtime >= oldest_time:
             return False
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # removed, or another user's
+    except OSError:  # it was removed, or belongs to another user
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

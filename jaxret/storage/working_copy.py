@@ -1,16 +1,15 @@
 """Working copies of folders and files in buckets, on this host's disk.
 
-`local_path` returns the copy of an address, which is read and written like any other path. `publish` writes back the
-files that this process has changed; jobs call it when a run is consistent: after a checkpoint, after a shard, at the
-end. The address has the files that were published last, so a job that dies loses only files that its next start makes
-again.
+`local_path` returns the copy of an address, which is read and written like any other path. `publish` writes the files
+that this process has changed back to the bucket. Jobs call it when a run is consistent: after a checkpoint, after a
+shard, and at the end. A job that dies loses only unpublished files, which its next start writes again.
 
 Each process has its own copy, with a lock. The copy is removed when the process ends, unless some files could not be
 published; then a line on stderr has its path. The copy of a killed process is removed by the next process that makes a
 copy.
 
-Of the processes of one job, only the first publishes. The others upload their files, such as parts of checkpoints, and
-the first adds them to the folder (`include`).
+Only the first process of a job publishes. The other processes upload their files, such as parts of checkpoints, and the
+first adds them to the folder (`include`).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from jaxret.storage.file_state import MISSING, FileState, file_state
 from jaxret.storage.object_cache import CachedFile, fetch, version_name
 from jaxret.storage.unfinished import lock, sweep, temporary_path
 
-# Folders of results, which any job may replace; the last result stays.
+# Folders of results, which any job may replace; the last result is kept.
 _REPLACED = ("encoding/", "eval/", "runs/", "warnings/")
 # Indexes of passages and of their metadata. Any command computes them if they are missing.
 _DERIVED = re.compile(r"(^|/)embeddings/[^/]+/(passages\.(npy|jsonl?)|metadata/.*)$")
@@ -63,9 +62,9 @@ _LOCK = threading.RLock()
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return a path on this host for a path or for the address of a folder or file in a bucket.
 
-    An address is fetched when it is first used. If it is or is in a folder that jaxret wrote, this folder is fetched;
-    else all objects below the address; else the object at the address. If there are no objects, the path does not
-    exist, and files that are written to it are published.
+    An address is fetched when it is first used. If the address is a folder that jaxret wrote, or is in such a folder,
+    this folder is fetched; else all objects below the address; else the object at the address. If there are no objects,
+    the path does not exist, and files that are written to it are published.
 
     Raises BucketError if the bucket cannot be read.
     """
@@ -87,7 +86,7 @@ def enclosing_folder(address: str) -> str:
     parts = bucket.folder.split("/")
     for count in range(len(parts) - 1, 0, -1):
         parent = Bucket(f"{bucket.scheme}://{bucket.name}/{'/'.join(parts[:count])}")
-        with contextlib.suppress(BucketError):  # the user may have rights for the address only
+        with contextlib.suppress(BucketError):  # the user may have permissions for this address only
             if parent.version(MANIFEST):
                 return parent.address
     return bucket.address
@@ -200,7 +199,7 @@ class WorkingCopy:
     def __init__(self, address: str) -> None:
         bucket = Bucket(address)
         if not bucket.folder:
-            raise ValueError(f"{address}: give a folder in the bucket, as {address}/NAME")
+            raise ValueError(f"{address}: give a folder in the bucket, such as {address}/NAME")
         self.address, self._process = address, os.getpid()
         self.folder = BucketFolder(bucket)
         root = cache_folder("working")
@@ -218,7 +217,7 @@ class WorkingCopy:
         self._included_files: dict[str, StoredFile] = {}  # uploaded files that the next `publish` adds
         self._remote_names: set[str] = set()  # names of files in `_files` whose bytes are only in the bucket
         self._writable = False  # whether `probe` has succeeded
-        self._plain = False  # whether the objects at the address were not written by jaxret, and are only read
+        self._plain = False  # whether jaxret did not write the objects at the address and only reads them
         try:
             self._fetch(bucket)
         except BaseException:
@@ -257,7 +256,8 @@ class WorkingCopy:
         return self._files[name] if name in self._remote_names else None
 
     def fetch_files(self, folder: Path, names: Collection[str] | None = None) -> None:
-        """Fetch the files of a folder whose bytes are in the bucket alone; of some names, if `names` is not None."""
+        """Fetch the files of a folder whose bytes are only in the bucket. `names` limits them to some names; None:
+        all."""
         name = self._name(folder)
         remote_names = None if names is None else {f"{_prefix(name)}{remote_name}" for remote_name in names}
 
@@ -280,8 +280,8 @@ class WorkingCopy:
     def refresh(self, folder: str = "", is_needed: Callable[[str], bool] = lambda _: False) -> None:
         """Fetch the files below a folder that are new or were changed in the bucket.
 
-        Files that this process has changed stay. Files that were removed in the bucket are removed. Raises BucketError
-        if the bucket cannot be read, or if another job replaces files faster than they are fetched.
+        Files that this process has changed are kept. Files that were removed in the bucket are removed. Raises
+        BucketError if the bucket cannot be read, or if another job replaces files faster than they are fetched.
 
         `folder` is the name of the folder, "" for all files. `is_needed` is a function of a name that returns whether
         to fetch the array of a shard; of other arrays only digest and size are fetched (`stored_file`).
@@ -320,7 +320,7 @@ class WorkingCopy:
             if file_state(path) != self._states.get(name, MISSING):
                 continue  # this process has changed it; `publish` detects a conflict
             if is_deferred:
-                path.parent.mkdir(parents=True, exist_ok=True)  # a missing folder would count as removed
+                path.parent.mkdir(parents=True, exist_ok=True)  # files of a missing folder would count as removed
                 path.unlink(missing_ok=True)
                 self._states.pop(name, None)
                 self._files[name] = file
@@ -362,9 +362,9 @@ class WorkingCopy:
             self.require_writable()
         except BucketError:
             if all(map(_DERIVED.search, [*changed_files, *removed_names])) and not self._included_files:
-                return  # a reader without rights to write
+                return  # a reader without permission to write
             raise
-        if removed_names:  # otherwise a group that a killed job left would add these files again
+        if removed_names:  # otherwise a group that a killed job left behind would add these files again
             self.folder.sweep_groups("")
         states = {name: file_state(path) for name, path in changed_files.items()}
         new = {name: path for name, path in changed_files.items() if name not in self._included_files}
@@ -378,7 +378,8 @@ class WorkingCopy:
         self._included_files = {}
 
     def _publish_results(self) -> None:
-        """Upload the results at the address and beside it as plain objects, which other programs can read."""
+        """Upload the results as plain objects, which other programs can read: the object at the address, and objects
+        next to it."""
         parent = Bucket(self.address.rpartition("/")[0])
         for path in self._new_results():
             state = file_state(path)
@@ -388,7 +389,7 @@ class WorkingCopy:
                 self._states[""] = state
 
     def _new_results(self) -> list[Path]:
-        """Return the files at the address and beside it that this process has written."""
+        """Return the result files that this process has written: at the address, and next to it."""
         files = [path for path in self._parent.iterdir() if path.is_file() and not path.name.startswith(".")]
         own_states = {self.path.name: self._states.get("", MISSING)} | self._results
         return sorted(path for path in files if file_state(path) != own_states.get(path.name, MISSING))
@@ -398,7 +399,7 @@ class WorkingCopy:
         self._included_files |= files
 
     def _is_same(self, name: str, path: Path) -> bool:
-        """Return whether a file was written again with the same bytes as in the bucket."""
+        """Return whether a file that was written again has the same bytes as in the bucket."""
         file = self._files.get(name)
         return bool(file and file.size == path.stat().st_size and file.sha256 == sha256_file(path))
 
@@ -449,8 +450,8 @@ class WorkingCopy:
         """Raise BucketError if nothing can be written at the address."""
         if self._plain and self.path.is_dir():
             raise BucketError(
-                f"{self.address}: its files were not written by jaxret, and are only read; give another folder for "
-                "what is written, or one that `jaxret copy` makes of this"
+                f"{self.address}: jaxret did not write its files and only reads them; give another folder for "
+                "output, or a copy that `jaxret copy` makes"
             )
         if not self._writable:
             self.folder.bucket.probe()
@@ -491,7 +492,7 @@ class WorkingCopy:
             os.close(self._lock)
 
     def keep(self) -> Path:
-        """Rename the copy, so that it stays after the end of the process, and return its new path."""
+        """Rename the copy, so that it is kept after the end of the process, and return its new path."""
         folder = self._parent.with_name(f"unpublished-{secrets.token_hex(4)}")
         self._parent.rename(folder)
         return folder / self.path.name
@@ -523,7 +524,7 @@ def folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 @atexit.register
 def _end() -> None:
-    """Remove the copies of this process. A copy with changes stays, and its path is printed on stderr."""
+    """Remove the copies of this process. A copy with changes is kept, and its path is printed on stderr."""
     for copy in list(_COPIES.values()):
         with contextlib.suppress(OSError, ValueError):
             changed_files, removed_names = copy.changes()

@@ -26,7 +26,7 @@ from jaxret.training.unread_keys import check_unread
 from jaxret.training.validation import check_validation
 from jaxret.types import VECTOR_DTYPES
 
-WEAK = 0.5  # temperatures from here on are too high for cosines, which differ by tenths between passages
+WEAK = 0.5  # a temperature of at least this is too high for cosines, which differ by tenths between passages
 
 LEAST_VALUES = {  # key -> its smallest valid number; heads check their own keys
     **dict.fromkeys(("tokens.query_length", "tokens.passage_length"), 3),
@@ -121,8 +121,8 @@ def check_config(config: ConfigDict) -> None:
 
 
 def describe_unreached(config: ConfigDict, steps: int, epochs: float) -> Iterator[str]:
-    """Yield a warning for each key whose step or epoch training does not reach. A short run of a published config has
-    some, so they are no errors.
+    """Yield a warning for each key with a step or an epoch that training does not reach. These are not errors, because
+    a short run of a published config may have such keys.
 
     `steps` and `epochs` are the length of training, all rounds included; 0: nothing is trained.
     """
@@ -237,8 +237,8 @@ def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
 
 
 def check_tensor(parts: int, shapes: EncoderConfig, attention: str = "plain") -> None:
-    """Raise ValueError for an encoder whose layers mesh.tensor cannot split into `parts`, and for a kernel of
-    attention."""
+    """Raise ValueError for an encoder whose layers mesh.tensor cannot split into `parts`, and for an attention
+    kernel."""
     if parts == 1:
         return
     if attention != "plain":

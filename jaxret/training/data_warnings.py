@@ -14,7 +14,7 @@ _BLOCK_ROWS = 2**16  # rows that are hashed at the same time
 
 
 def data_warnings(train: Examples | None, dev: TrainingSet | None) -> Iterator[RunWarning]:
-    """Yield the warnings about the examples of a run. There is none about the texts of pre-training."""
+    """Yield the warnings about the examples of a run. The texts of pre-training have no warnings."""
     if not isinstance(train, TrainingSet):
         return
     for name, data in (("train", train), ("dev", dev)):

@@ -76,7 +76,7 @@ def load_examples(
     log(f"{which}: {len(data):,} examples from {source.data} ({source.data.describe()})")
     if training and config.data.subset:
         data = take_random_queries(data, config.data.subset, config.seed.data)
-        log(f"  of these, the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")
+        log(f"  used: the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")
     for truncation in data.truncations:
         log(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())

@@ -89,7 +89,7 @@ class MetricsLog:
                     if json.loads(line)["step"] <= resume_step:
                         lines.append(line + b"\n")
                 except (ValueError, KeyError, TypeError):
-                    continue  # the line is incomplete because the machine stopped, or damaged; the other lines stay
+                    continue  # the machine stopped during the write, or the line is damaged; the other lines are kept
         with atomic_write(self._path, "wb") as file:
             file.writelines(lines)
         write_sealed(workdir, {workdir.environment: environment_record()})

@@ -10,7 +10,7 @@ The parts, in the order in which `train` uses them:
 4.  `optimizers.py`: the optimizer and its learning rate, over the steps that `schedule_steps` computes.
 5.  The state (`train_state.py`): `starting_weights.py` makes the state of a new run, and a checkpoint has the state of
     a resumed one. `teacher.py` reads the parameters of train.teacher.
-    A folder becomes a run (`runs/`) only after its data and its weights could be read.
+    A folder becomes a run (`runs/`) only when its data and its weights have been read.
 6.  `make_trainer` puts together
     - the objective (`objective.py`, one of `tasks/`): how devices share the computation of a loss (`losses/`);
     - the plan: how examples become batches, a pure function of the step (`data/tokens/batches.py`);
@@ -148,7 +148,7 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
         settings_warnings.append(RunWarning("settings", text))
     teacher, teacher_record = load_teacher(job, data.contract)
     state = None
-    if not job.has_begun:  # a folder becomes a run only after its data and its weights could be read
+    if not job.has_begun:  # a folder becomes a run only when its data and its weights have been read
         state, start_record = first_state(job, data, optimization.optimizer)
         require_finite_parameters(state, f"the weights of {config.train.start_from or config.encoder.checkpoint}")
         if jax.process_index() == 0:
@@ -350,7 +350,8 @@ class Trainer:
                     recorder.metrics_log.write(step, metrics)
                     bar.note(f"loss {metrics['loss']:.4f}")
                 due = step % length.checkpoint_every == 0 or step == total
-                # Without validation on stopping: the time may be short, and it would change the best checkpoint.
+                # No validation when training is stopped: the time may be short, and it would change the best
+                # checkpoint.
                 if due or stopping:
                     recorder.save(state, step, validate=due)
                     self.meter.restart()  # validation is not training time

@@ -151,8 +151,8 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
 
 def number_rows(tokens: Tokens) -> Tokens:
-    """Return the texts of a device, inside `on_devices`, with their row numbers in the batch of all devices. Dropout
-    masks depend on these numbers."""
+    """Return the texts of a device with their row numbers in the batch of all devices, on which dropout masks depend.
+    It is called inside `on_devices`."""
     if tokens.rows is not None:
         return tokens
     count = len(tokens.ids)

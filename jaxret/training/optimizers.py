@@ -156,8 +156,8 @@ def warmup_length(config: ConfigDict, total_steps: int) -> int:
 
 
 def describe_long_warmup(config: ConfigDict, total_steps: int) -> str:
-    """Return a warning of a warm-up of `config.optimizer` that the last step does not reach; "" if it does. A short run
-    of a published config has one, so it is no error."""
+    """Return a warning if the warm-up of `config.optimizer` is longer than the training, else "". It is not an error,
+    because a short run of a published config may have such a warm-up."""
     steps = warmup_length(config, total_steps)
     if not 0 < total_steps < steps:
         return ""

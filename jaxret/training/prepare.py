@@ -74,17 +74,17 @@ def prepare_job(
         log(f"from the sentence-transformers modules of {name}: {', '.join(settings_changes)}")
     log(describe_attention(config.encoder.attention))
     for option in reference_options(config, model):
-        log(f"like a published implementation, not like its paper: {option}")
+        log(f"this follows a published implementation, not its paper: {option}")
     for difference in model.differences():
-        log(f"different from the reference implementation: {difference}")
+        log(f"this differs from the reference implementation: {difference}")
     for sentence in describe_idle(config):
         log(sentence)
     return TrainingJob(config, workdir, mesh, model, encoder, has_begun, progress, log, settings, task, changes)
 
 
 def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> TrainingData[TrainingSet]:
-    """Return tokenizer, contract, and tokenized examples. Raises ContractError if a run that has begun did so with
-    other data, and DataError for bad records."""
+    """Return tokenizer, contract, and tokenized examples. Raises ContractError if the run began with other data, and
+    DataError for bad records."""
     tokenizer = load_tokenizer(job.config, job.encoder, job.model)
     contract = make_contract(job.model, tokenizer, job.encoder)
     if job.has_begun:
@@ -99,7 +99,7 @@ def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> Trainin
 
 
 def require_same_data(job: AnyJob, record: dict[str, Any]) -> None:
-    """Raise ContractError if a run that has begun did so with other data than `record`, the contents of data.json. The
+    """Raise ContractError if the run began with other data than `record`, the contents of data.json. The
     files of validation may change, like its settings."""
     free = (*WEIGHTS, VALIDATION)
     if job.has_begun and (old_record := {key: value for key, value in job.data_record.items() if key not in free}):

@@ -37,10 +37,10 @@ def first_state(
     job: AnyJob, data: AnyData, optimizer: optax.GradientTransformation
 ) -> tuple[TrainState, dict[str, dict[str, Any]]]:
     """Return the first state of a run and the record of its weights for data.json: {"start": digest of the file, or
-    step and digest of the checkpoint}. No earlier function of a training reads weights.
+    step and digest of the checkpoint}. It is the first function of a training that reads weights.
 
     Raises:
-        ContractError: the run to start from has another model; or a run that has begun did so with other weights.
+        ContractError: the run to start from has another model, or this run began with other weights.
         ValueError: the weights do not fit the model.
     """
     config, source = job.config, job.config.train.start_from
@@ -66,8 +66,8 @@ def first_state(
 
 
 def require_start(job: AnyJob, contract: Mapping[str, Any]) -> None:
-    """Raise the errors of `first_state` that need no weights in memory. It is called before the data are tokenized,
-    which may take hours.
+    """Raise those errors of `first_state` that can be found without weights in memory. It is called before the data are
+    tokenized, because that may take hours.
 
     Args:
         job: a job whose run has not begun.
@@ -145,8 +145,8 @@ def require_same_model(start_contract: Mapping[str, Any], run_contract: Mapping[
 
 
 def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> None:
-    """Raise ContractError if a run that has begun did so with other weights than `start`. Such a run has no checkpoint
-    yet. The error calls the weights `name`."""
+    """Raise ContractError if a run without a checkpoint began with other weights than `start`. The error calls the
+    weights `name`."""
     stored_record = job.data_record.get("start") if job.has_begun else None
     if stored_record:
         remedy = "Restore the weights that the run began with, or choose another --workdir."
@@ -154,8 +154,8 @@ def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> No
 
 
 def load_encoder_weights(job: AnyJob, directory: Path) -> Params:
-    """Return the pre-trained weights in the shapes of the run's encoder. A missing MLM head is drawn, which is logged;
-    raises ValueError if this head would not be trained."""
+    """Return the pre-trained weights in the shapes of the run's encoder. A missing MLM head is initialized at random,
+    which is logged. Raises ValueError if this head would not be trained."""
     config, encoder = job.config, job.model.module.config
     if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
         if config.lora.rank:

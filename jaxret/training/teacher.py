@@ -83,7 +83,7 @@ def load_teacher(job: AnyJob, contract: Mapping[str, Any]) -> tuple[Params | Non
         contract: contract of the student.
 
     Raises:
-        ContractError: the teacher gives texts other tokens; or a run that has begun did so with another checkpoint.
+        ContractError: the teacher gives texts other tokens, or this run began with another checkpoint.
         ValueError: the teacher's encoder has too few positions for the student's texts.
     """
     source, tokens = job.config.train.teacher, job.config.tokens
@@ -96,7 +96,7 @@ def load_teacher(job: AnyJob, contract: Mapping[str, Any]) -> tuple[Params | Non
     record = {"teacher": teacher.checkpoint}
     if job.has_begun:
         stored_record = {key: value for key, value in job.data_record.items() if key == "teacher"}
-        remedy = "Restore the checkpoint that the run learns from, or choose another --workdir."
+        remedy = "Restore the checkpoint that the run learned from, or choose another --workdir."
         require_equal(stored_record, record, str(job.workdir.data), f"the best checkpoint of {source}", remedy)
     params = jax.device_get(teacher.params)
     return jax.tree.map(place_leaf, params, shardings(job.mesh, params)), record

@@ -51,7 +51,7 @@ class UpdateRule:
     with 0, so it has no bias to correct (as in timm's ModelEma, and in torch's AveragedModel with get_ema_avg_fn).
     """
 
-    accumulate: int = 1  # number of batches of an update, which uses their mean gradient
+    accumulate: int = 1  # number of batches of an update; their gradients are averaged
     ema: float = 0.0  # decay of the moving average of parameters; 0: no average
     skip_nonfinite: int = 0  # number of updates of a run that may be skipped because they are not finite
     frozen_pattern: str = ""  # pattern of the paths of parameters that are not trained; "": all are trained
@@ -61,7 +61,7 @@ class UpdateRule:
     base_dtype: str = "float32"  # type of the kernels and tables of the base
 
     def divide(self, params: Params) -> tuple[Params, Params]:
-        """Return the parameters that are trained, and the frozen parameters in the types that they have in the
+        """Return the parameters that are trained, and the frozen parameters cast to their types in the train
         state."""
         trainable_params, frozen_params = divide_parameters(params, self.frozen_pattern)
         return trainable_params, cast_base(frozen_params, self.base_dtype) if self.base else frozen_params
@@ -100,7 +100,8 @@ def place_state(
         mesh: the devices.
         params: all parameters, on any device or on the host.
         optimizer: the optimizer whose state is made.
-        rule: settings that say whether there are frozen parameters, a moving average, and a counter of skipped updates.
+        rule: settings that decide whether there are frozen parameters, a moving average, and a counter of skipped
+            updates.
     """
     trainable_params, frozen_params = (
         jax.tree.map(place_leaf, part, shardings(mesh, part)) for part in rule.divide(params)

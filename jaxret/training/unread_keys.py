@@ -28,8 +28,8 @@ UNREAD: dict[str, dict[str, str]] = {
     },
 }
 
-# Key -> (value that turns it off, pattern of keys that then have no effect). Such keys are not errors, because a single
-# key of a config may be changed, and a sweep may have this value and others.
+# Key -> (value that turns it off, pattern of keys that then have no effect). This is not an error: a user may change
+# only one key of a config, and a sweep may contain this value among others.
 SWITCHES: dict[str, tuple[Any, str]] = {
     "lora.rank": (0, r"lora\.(alpha|rslora|dropout|targets|layers|base_dtype)"),
     **{f"loss.{name}.weight": (0, rf"loss\.{name}\.(?!weight$).*") for name in ("kl", "in_batch_kl", "binary")},

@@ -64,8 +64,8 @@ class DevCollection:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of passages, judgements and queries of their own, which distinguishes values on different
-        collections."""
+        """SHA-256 of the passages, the judgements and, if they are not those of the dev records, the queries. It
+        distinguishes values measured on different collections."""
         passages = hashlib.sha256(np.ascontiguousarray(self.passages.flat).data)
         passages.update(np.ascontiguousarray(self.passages.offsets).data)
         judgements = [[judgement.query_id, judgement.passage_id, judgement.relevance] for judgement in self.judgements]
@@ -80,8 +80,7 @@ class DevCollection:
 
 @dataclass
 class RetrievalValidation:
-    """Measures parameters on a dev set and a collection. Nothing is random, so the results of two validations differ
-    only if their parameters do."""
+    """Measures parameters on a dev set and a collection. Nothing is random, so equal parameters have equal results."""
 
     dev: TrainingSet  # examples for the in-batch loss
     collection: DevCollection  # collection to retrieve from

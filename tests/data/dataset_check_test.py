@@ -52,9 +52,9 @@ def test_a_folder(folder: Path) -> None:
         "judgements of train: 2 for 2 queries (1 of grade 0, 1 of grade 1)",
         "  1 queries have no relevant passage",
         "judgements of test: 3 for 2 queries (2 of grade 1, 1 of grade 2)",
-        "  1 judgements of test are for passages that are not in the corpus, as 'p9'",
-        "  1 judgements of test are for queries that do not exist, as 'q9'",
-        "leak: 1 queries of test are in train too, as 'what is it'",
+        "  1 judgements of test are for passages that are not in the corpus, such as 'p9'",
+        "  1 judgements of test are for queries that do not exist, such as 'q9'",
+        "leak: 1 queries of test are in train too, such as 'what is it'",
         "1 relevant passages of test are relevant in train too",
     ]
     assert not check.policy.errors
@@ -84,7 +84,7 @@ def test_bad_records_are_counted_by_reason_on_request(tmp_path: Path, capsys: py
     print_data_check(DataSource.open(path), None, [64], "skip")
     printed = capsys.readouterr().out
     assert "examples: 1 queries, 1 positives" in printed
-    assert f"left out: 2 records: no positive (as {path}:record 0)" in printed
+    assert f"left out: 2 records: no positive (first: {path}:record 0)" in printed
     assert "bad:" not in printed
     with pytest.raises(ValueError, match="2 bad records"):
         print_data_check(DataSource.open(path), None, [64])
@@ -108,7 +108,7 @@ def test_records_with_repeated_queries_are_counted(tmp_path: Path) -> None:
 def test_notes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"anchor": "a", "positive": "x", "label": 0}, {"anchor": "b", "positive": "y", "label": 1}]
     print_data_check(DataSource.open(lines(tmp_path / "a.jsonl", *rows)), None, [64])
-    message = "noted: 1 queries without a positive, which give no example (as a.jsonl:1)"
+    message = "noted: 1 queries without a positive, which give no example (first: a.jsonl:1)"
     assert message in capsys.readouterr().out.splitlines()
 
 

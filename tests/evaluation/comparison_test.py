@@ -134,9 +134,7 @@ def test_equal_differences_have_no_t_test(shift: float) -> None:
     tests = 2 if shift else 1  # an undefined t-test counts; equal systems are not tested
     assert ordinary["holm_t"] == min(1.0, tests * ordinary["p_t"])
     assert f"for all {tests} tests of this table" in comparison.to_text()
-    assert (
-        "There is no t-test where all differences are equal, and no test where they are zero." in comparison.to_text()
-    )
+    assert "There is no t-test if all differences are equal, and no test if they are zero." in comparison.to_text()
     assert row["holm_permutation"] is None if not shift else row["holm_permutation"] > 0
     assert "No t-test" not in compare_systems(SYSTEMS, ["R@5"], resamples=100).to_text()
 

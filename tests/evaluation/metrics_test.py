@@ -160,13 +160,13 @@ def test_names_are_those_of_ir_measures(name: str) -> None:
     "name", ["MRR@10", "ndcg@10", "nDCG@0", "nDCG@", "nDCG@-1", "nDCG 10", "", "nDCG@10 ", "R@1.5"]
 )
 def test_an_unknown_name_is_an_error_that_lists_the_names(name: str) -> None:
-    with pytest.raises(ValueError, match=r"unknown measure .*known are nDCG@k, RR@k"):
+    with pytest.raises(ValueError, match=r"unknown measure .*the measures are nDCG@k, RR@k"):
         parse_measure(name)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("R", "cut-off"), ("Success", "cut-off"), ("nDCG(rel=2)@5", "graded")])
 def test_an_impossible_name_is_an_error(name: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=rf"{reason}.*known are"):
+    with pytest.raises(ValueError, match=rf"{reason}.*the measures are"):
         parse_measure(name)
 
 
@@ -184,5 +184,5 @@ def test_json_rounds_means_and_keeps_values_per_query() -> None:
     ],
 )  # fmt: skip
 def test_measure_names_of_other_libraries_get_a_suggestion(name: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}'{f'; did you mean {meant}[?]' if meant else ''}; known are"):
+    with pytest.raises(ValueError, match=f"'{name}'{f'; did you mean {meant}[?]' if meant else ''}; the measures are"):
         parse_measure(name)

@@ -275,7 +275,7 @@ def test_a_killed_evaluation_continues_to_the_table(sets: Path, tmp_path: Path) 
     qrels.write_text("".join(text.splitlines(True)[:-3]))
     third = finished(beir(sets, tmp_path / "killed"))
     qrels.write_text(text)
-    assert "== scifact: again, because its inputs changed" in third.stdout
+    assert "== scifact: runs again, because its inputs changed" in third.stdout
     assert third.stdout.count("already done") == len(SMALL) - 1 + len(FORUMS)
     wrong = finished(beir(sets / "scifact", tmp_path / "run"))
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)

@@ -104,7 +104,7 @@ def test_memory_of_the_step_is_compared(root: Path, monkeypatch: pytest.MonkeyPa
 def test_keys_that_need_less_memory_are_named() -> None:
     config = changed(get_config(), train__batch_size=64)
     check = check_fit(config, 10**10, 10**9)
-    assert (check.fatal, "10.0 GB of 1.0 GB" in check.value) == (True, True)
+    assert (check.fatal, "10.0 GB; 1.0 GB" in check.value) == (True, True)
     for key in ("encoder.recompute=layer", "train.chunk_size=8", "mesh.fsdp=8", "encoder.dtype=bfloat16"):
         assert key in check.problem
     assert "train.batch_size=32" in check.problem
@@ -131,7 +131,7 @@ def test_a_batch_is_divided_between_devices() -> None:
 def test_the_quicker_type_is_named() -> None:
     assert check_precision("float32", {"float32": 100.0, "bfloat16": 120.0}).mark == "ok"
     slow = check_precision("bfloat16", {"float32": 100.0, "bfloat16": 20.0})
-    assert "float32 is 5.0 times as quick here; use encoder.dtype=float32" in slow.problem
+    assert "float32 is 5.0 times as fast here; use encoder.dtype=float32" in slow.problem
     assert "use encoder.dtype=bfloat16" in check_precision("float32", {"float32": 1.0, "bfloat16": 8.0}).problem
     assert check_precision("float8", {"float32": 1.0}).fatal
 

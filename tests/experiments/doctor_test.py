@@ -68,7 +68,7 @@ def test_packages_that_do_not_fit_are_named() -> None:
     both = list(check_packages(INSTALLED | {"faiss-gpu": "1.15"}))[-1]
     assert (both.fatal, "pip uninstall faiss-cpu faiss-gpu" in both.problem) == (True, True)
     other = next(check for check in check_packages(INSTALLED | {"jaxlib": "0.9"}) if check.name == "jaxlib")
-    assert "must be of one version" in other.problem
+    assert "must have the same version" in other.problem
     without = {name: version for name, version in INSTALLED.items() if name not in ("optax", "faiss-cpu")}
     marks = {check.name: check.mark for check in check_packages(without)}
     assert (marks["packages"], marks["FAISS"]) == ("FAIL", "note")

@@ -127,7 +127,7 @@ def test_a_store_of_tokens(run: Path) -> None:
     assert problems(folder) == []
     good = flipped(folder / "ids.flat.npy")
     assert problems(folder) == [
-        f"{folder}/ids.flat.npy: damaged (its SHA-256 differs from the manifest's); it is made again when needed"
+        f"{folder}/ids.flat.npy: damaged (its SHA-256 differs from the manifest's); it is created again when needed"
     ]
     (folder / "ids.flat.npy").write_bytes(good)
 

@@ -120,7 +120,7 @@ def test_a_model_that_differs_leaves_no_files(tmp_path: Path, monkeypatch: pytes
     assert sentences == ["compared", "compared"]  # the second finds it
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    with pytest.raises(FileExistsError, match=r"other is there already"):
+    with pytest.raises(FileExistsError, match=r"other exists already"):
         import_model(str(folder), tmp_path / "other")
 
 

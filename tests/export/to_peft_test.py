@@ -145,7 +145,7 @@ def test_verify_compares_the_base(damage: str, root: Path, tmp_path: Path, monke
         weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     (broken,) = [result for result in verify_folder(root / "run") if result.problem]
     assert broken.name == "encoder"
-    expected = {"changed": "holds adapters of that base alone: restore it", "gone": "of an encoder that cannot be read"}
+    expected = {"changed": "adapters fit only that base: restore it", "gone": "of an encoder that cannot be read"}
     assert expected[damage] in broken.problem
 
 

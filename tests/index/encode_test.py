@@ -267,7 +267,7 @@ def test_an_idle_job_takes_reserved_shards(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two jobs, three shards: one job is at the first and has read the second; the other takes the third, which nobody
-    wishes for, and then that."""
+    reserves, and then that."""
     monkeypatch.setattr(worker, "LEASE_PAUSE", 0.01)
     folder = tmp_path / "embeddings" / "data"
     results: list[encode.EncodeResult] = []
@@ -304,7 +304,8 @@ def test_an_idle_job_takes_reserved_shards(
 def test_a_job_stops_reading_a_shard_that_its_owner_begins(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All shards are another's wish. This job reads the first, until that job begins it, and computes the others."""
+    """Another job has reserved all shards. This job reads the first, until that job begins it, and computes the
+    others."""
     monkeypatch.setattr(worker, "LEASE_PAUSE", 0.01)
     folder, part = tmp_path / "embeddings" / "data", TextReader.part
     ended: list[int] = []
@@ -578,7 +579,7 @@ def test_a_job_waits_for_shards_of_other_jobs(
 
         monkeypatch.setattr("jaxret.index.worker.time.sleep", sleep)
         result = encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
-        assert not lease.publishes(lambda: pytest.fail("it is not asked to"))
+        assert not lease.publish(lambda: pytest.fail("it is not asked to"))
     assert (slept[0], result.shards_written) == (2, 3)
     assert contents(folder) == contents(encoded)
 

@@ -98,12 +98,12 @@ def test_each_passage_is_counted_for_the_first_filter_that_leaves_it_out() -> No
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"depth": 10, "skip": 10}, "ranks 11 to 10: there are none"),
+        ({"depth": 10, "skip": 10}, "there are no ranks from 11 to 10"),
         ({"keep": 0}, "keep is 0"),
         ({"draw": "best"}, r"draw .*'best'; .*'sample', 'top'"),
         ({"share": 1.5}, "share is 1.5"),
         ({"margin": -0.1}, "margin is -0.1"),
-        ({"positives_from_retrieval": True, "answers": False}, "goes by answer strings"),
+        ({"positives_from_retrieval": True, "answers": False}, "needs answer strings"),
     ],
 )
 def test_invalid_settings_are_errors(settings: dict[str, Any], message: str) -> None:

@@ -25,7 +25,7 @@ def test_devices_of_a_topology(text: str, devices: int) -> None:
     [
         (
             "v3:2x2",
-            "'v3' is not a known chip; known are v4, v5e, v5p, v6e, v7, a100, a100-40gb, l4, l40s",
+            "'v3' is not a known chip; the chips are v4, v5e, v5p, v6e, v7, a100, a100-40gb, l4, l40s",
         ),
         ("v5e", "v5e needs 2 number(s) after the colon, as in v5e:4x4"),
         ("v5e:16", "v5e needs 2 number(s) after the colon"),

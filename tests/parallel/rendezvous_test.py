@@ -101,7 +101,7 @@ def test_an_unreachable_process_0() -> None:
     [
         (
             ((3, 0), (3, 1), (3, 1)),
-            "process 1 connected twice, from 127.0.0.1 and 127.0.0.1: every process needs a number",
+            "process 1 connected twice, from 127.0.0.1 and 127.0.0.1: every process needs a different number",
         ),
         (((3, 0), (4, 1)), "process 1 was started for a job of 4 processes, and process 0 for a job of 3"),
     ],

@@ -79,7 +79,7 @@ def temporaries(chips: str, attention: str, cases: list[tuple[Any, ...]]) -> lis
     variables = {**environment(), **ENVIRONMENT, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
     done = subprocess.run(arguments, cwd=REPOSITORY, env=variables, capture_output=True, text=True)
     if "cuDNN not found" in done.stderr:
-        pytest.skip("cuDNN is not installed: pip install -r requirements-plan.txt, in an environment of its own")
+        pytest.skip("cuDNN is not installed: pip install -r requirements-plan.txt, in a separate environment")
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -19,7 +19,7 @@ from jaxret.plan.start_problems import start_problems
         ("search", "v5e:2x4", {}, ""),
         ("search", "v5e:4x4", {"mesh.coordinator": "auto"}, "4 hosts: start jaxret search on each, with --coordinator"),
         ("encode", "v5e:4x4", {}, "start jaxret encode on each, with --coordinator=auto"),
-        ("encode", "h100:16", {}, "start jaxret encode on each, each as a job of its own"),
+        ("encode", "h100:16", {}, "start jaxret encode on each, each as a separate job"),
     ],
 )
 def test_problems_that_prevent_a_start(verb: str, topology: str, keys: dict[str, str], expected: str) -> None:

@@ -35,7 +35,7 @@ class WatchedProgram(NamedTuple):
     search: SearchLoad = DEFAULT_SEARCH
     traffic: float = 0.0  # of main memory, as a multiple of the products' alone; 0: not bounded
     gathers: tuple[int, int | float] = (0, 0)  # all-gathers of a step, and MB of the largest; 0: not bounded
-    overlapped: float = 0.0  # lower bound of the share of sent bytes that moves beside products
+    overlapped: float = 0.0  # lower bound of the share of sent bytes that moves during products
 
     @property
     def name(self) -> str:
@@ -172,7 +172,7 @@ def broken_bounds(row: WatchedProgram, values: dict[str, Any]) -> list[str]:
         broken.append(f"{count:,} all-gathers of up to {largest:,.1f} MB, {expected}")
     if row.overlapped and values["overlapped"] < row.overlapped:
         broken.append(
-            f"{values['overlapped']:.0%} of sent bytes beside products, at least {row.overlapped:.0%} expected"
+            f"{values['overlapped']:.0%} of sent bytes during products, at least {row.overlapped:.0%} expected"
         )
     if row.traffic and values["traffic"]["bytes"] is None:
         broken.append(f"unknown traffic of main memory, at most {row.traffic} times the products' expected")

@@ -82,7 +82,7 @@ def test_an_exceeded_bound_is_named() -> None:
     overlapping = row._replace(overlapped=0.3)
     assert broken_bounds(overlapping, plan(1.9, "all-reduce", 99.0) | {"overlapped": 0.31}) == []
     (bound,) = broken_bounds(overlapping, plan(1.9, "all-reduce", 99.0) | {"overlapped": 0.2})
-    assert bound == "20% of sent bytes beside products, at least 30% expected"
+    assert bound == "20% of sent bytes during products, at least 30% expected"
     row = row._replace(traffic=1.5)
     assert broken_bounds(row, plan(1.9, "all-to-all", 0.9) | {"traffic": {"bytes": 3.0, "products": 2}}) == []
     (bound,) = broken_bounds(row, plan(1.9, "all-to-all", 0.9) | {"traffic": {"bytes": 4.0, "products": 2}})

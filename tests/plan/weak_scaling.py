@@ -2,7 +2,7 @@
 
 The batch grows with the chips: 8 queries and 16 passages for each. A step sends the gradients once, whatever the number
 of chips, and gathers all vectors. The efficiency is that of a step whose products run at the full rate, and which waits
-for the bytes that XLA's schedule does not send beside products.
+for the bytes that XLA's schedule does not send during products.
 """
 
 from __future__ import annotations

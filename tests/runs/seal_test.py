@@ -61,7 +61,7 @@ def test_every_flipped_bit_is_detected_or_has_no_effect(name: str, workdir: Work
         message = complaint(workdir)
         if message:
             seen += 1
-            assert message.startswith(f"{path} is damaged or was edited; restore it; or, if the change was meant")
+            assert message.startswith(f"{path} is damaged or was edited; restore it; or, if you meant the change")
         else:
             assert read_json(path) == before
             assert not name.startswith("encoder")

@@ -100,5 +100,5 @@ def test_an_empty_queue_accepts_any_size_and_shutdown_waits(recorder: Recorder) 
     future = thread.submit(Operation(recorder), ["x"] * 25)
     thread.end()
     assert future.result(0) == ["<x>"] * 25
-    with pytest.raises(QueueFullError, match="the server is ending"):
+    with pytest.raises(QueueFullError, match="the server is shutting down"):
         thread.submit(Operation(recorder), ["x"])

@@ -346,7 +346,7 @@ try:
 except BucketError as error:
     print(error)
 """
-    assert "are only read" in run_script(script, gcs[1])
+    assert "only reads them" in run_script(script, gcs[1])
     result = """
 from jaxret.storage.working_copy import local_path, publish_all
 local_path("gs://bucket/results/table.html").write_text("table")
@@ -378,7 +378,7 @@ def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -
     back = {path.relative_to(tmp_path / "back").as_posix(): path for path in (tmp_path / "back").rglob("*")}
     assert {name: path.read_text() for name, path in back.items() if path.is_file()} == {**texts, "sub/new.txt": "new"}
     gcs[0].objects["bucket", "plain/corpus.jsonl"] = 1, b"text"
-    assert "holds objects that jaxret has not written, as corpus.jsonl" in copy(source, "gs://bucket/plain")
+    assert "holds objects that jaxret has not written, such as corpus.jsonl" in copy(source, "gs://bucket/plain")
     assert "1 copied" in copy("gs://bucket/plain", tmp_path / "plain")
     # What a job leaves that is killed before its first manifest.
     for key in (f".probe-{'0' * 16}", f"data/{'1' * 16}-{'2' * 64}"):
@@ -731,7 +731,7 @@ for source, destination in zip(sys.argv[1::2], sys.argv[2::2]):
     try:
         copy_folder(source, destination)
     except FileExistsError as error:
-        assert f"{destination} has files of another source, as metrics.jsonl" in str(error), error
+        assert f"{destination} has files of another source (metrics.jsonl)" in str(error), error
     else:
         raise AssertionError(destination)
 """

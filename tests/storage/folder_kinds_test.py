@@ -153,7 +153,7 @@ def test_a_copy_over_another_of_its_kind_is_refused(name: str, tmp_path: Path) -
     write_files(tmp_path / "one", source)
     write_files(tmp_path / "other", destination)
     before = contents(tmp_path / "other")
-    refusal = f"other has files of another source, as {file}; give another folder, or remove it"
+    refusal = f"other has files of another source ({file}); give another folder, or remove it"
     with pytest.raises(FileExistsError, match=re.escape(refusal)):
         copy_folder(str(tmp_path / "one"), str(tmp_path / "other"))
     assert contents(tmp_path / "other") == before
@@ -184,7 +184,7 @@ def test_copies_of_two_data_sets_are_not_mixed(tmp_path: Path) -> None:
     write_files(tmp_path / "one", {"corpus.jsonl": "one", "qrels/test.tsv": "same"})
     write_files(tmp_path / "copy", {"corpus.jsonl": "other", "qrels/test.tsv": "same", "qrels/dev.tsv": "other"})
     before = contents(tmp_path / "copy")
-    refusal = "copy has other bytes in corpus.jsonl, and files that the source has not, as qrels/dev.tsv"
+    refusal = "copy has other bytes in corpus.jsonl, and files that the source lacks, such as qrels/dev.tsv"
     with pytest.raises(FileExistsError, match=refusal):
         copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))
     assert contents(tmp_path / "copy") == before

@@ -56,7 +56,7 @@ def write(path: Path, lease: Lease) -> bool:
         with atomic_write(path, work=lease.work) as file:
             file.write("whole")
 
-    return lease.publishes(publish)
+    return lease.publish(publish)
 
 
 def test_pieces_without_a_living_owner_are_free(leases: Leases, others: Leases) -> None:
@@ -179,7 +179,7 @@ def test_a_lease_without_owner_expires(leases: Leases, others: Leases, capsys: p
     owner = lease.work / "owner.json"
     assert capsys.readouterr().err == (
         f"{leases.folder}: a is with process ? on an unknown host ({owner} is lost or damaged); it is "
-        "taken over after 300 s without a sign of life, as that job may be on another host and alive\n"
+        "taken over after 300 s without a change, because that job may be running on another host\n"
     )
     os.utime(lease.work, (0, 0))
     assert leases.claim("a")
@@ -244,7 +244,7 @@ def test_a_job_that_lost_its_lease_publishes_nothing(leases: Leases, others: Lea
                 file.write("half")
                 assert leases.claim(name)
 
-        assert lease.publishes(slowly) is False
+        assert lease.publish(slowly) is False
         assert not (tmp_path / name).exists()
         assert not write(tmp_path / name, lease)
         with pytest.raises(StorageError, match="its folder is gone"), atomic_write(tmp_path / name, work=lease.work):
@@ -260,12 +260,12 @@ def test_other_errors_are_raised(leases: Leases) -> None:
 
     for number in (errno.ENOSPC, errno.ENOENT):
         with pytest.raises(OSError, match=os.strerror(number)):
-            lease.publishes(lambda: fail(number))  # noqa: B023
+            lease.publish(lambda: fail(number))  # noqa: B023
     say(lease, 1e6, **FAR)
     with Leases(leases.folder) as others:
         assert others.claim("a")
-        assert lease.publishes(lambda: fail(errno.ESTALE)) is False
-        assert lease.publishes(lambda: fail(errno.ENOSPC)) is False  # it is not even begun
+        assert lease.publish(lambda: fail(errno.ESTALE)) is False
+        assert lease.publish(lambda: fail(errno.ENOSPC)) is False  # it is not even begun
 
 
 def test_a_failed_takeover_is_an_error(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,7 @@ with Leases(folder, bound=0.5) as leases:
             if not lease:
                 continue
             path = folder / f"piece{n}"
-            if not path.exists() and lease.publishes(lambda: publish(path, lease)):
+            if not path.exists() and lease.publish(lambda: publish(path, lease)):
                 with open(folder / "log", "a") as log:
                     log.write(f"{n}\\n")
             leases.release(lease)

@@ -31,7 +31,7 @@ def test_a_failed_transaction_leaves_no_files(tmp_path: Path, error: type[BaseEx
 
 def test_an_existing_folder_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FileExistsError, match=r"is there already"), new_folder(tmp_path):
+    with pytest.raises(FileExistsError, match=r"exists already"), new_folder(tmp_path):
         pass
     assert (tmp_path / "file").read_text() == "x"
 

@@ -173,7 +173,7 @@ def test_rankings_without_scores_are_refused(tokenizer: TextTokenizer, tmp_path:
     assert data.teacher is not None
     assert data.teacher.scored_examples == len(data)
     for name, message in (
-        ("ranks.tsv", "this is a ranking without scores .*, and a teacher's scores are wanted"),
+        ("ranks.tsv", "this is a ranking without scores .*, but a teacher's scores are needed"),
         ("turned.json", "query 0 is 'music 8' in this run and 'music 0' in .*train.jsonl; give a run with scores"),
     ):
         other = dataclasses.replace(source, teacher_run=str(tmp_path / name))

@@ -303,7 +303,7 @@ def test_unexpected_conditions_are_printed(root: Path, tmp_path: Path, capsys: p
     train(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert "has no MLM head: a new one is drawn" in printed
-    assert "like a published implementation, not like its paper: optimizer.reference_processes=4" in printed
+    assert "this follows a published implementation, not its paper: optimizer.reference_processes=4" in printed
     assert "48 examples have fewer than 2 hard negatives; their slots stay empty" in printed
     # 48 examples: 8 of the 40 queries have two positives
     assert re.search(r"40 queries: \d+\.\d% cut at 4 tokens, \d+\.\d% of tokens lost", printed)

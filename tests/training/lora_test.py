@@ -276,7 +276,7 @@ def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
     changed[-1] ^= 1
     weights.write_bytes(changed)
     for use in (lambda: open_run(tmp_path / "run"), lambda: train(whole, tmp_path / "run", progress=False)):
-        with pytest.raises(ContractError, match=r"(?s)base\.weights.*holds adapters of that base"):
+        with pytest.raises(ContractError, match=r"(?s)base\.weights.*fit only that base"):
             use()
     shutil.rmtree(tmp_path / "moved")
     with pytest.raises(FileNotFoundError, match=r"holds adapters .*encoder"):

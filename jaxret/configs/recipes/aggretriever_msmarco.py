@@ -1,4 +1,4 @@
-"""Aggretriever on MS MARCO's official corpus (no titles): 8 queries a step with 7 BM25 negatives each, 3 epochs.
+"""Aggretriever on MS MARCO's official corpus (no titles): 8 queries per step with 7 BM25 negatives each, 3 epochs.
 
 The suffix is :bert, :distilbert, :condenser or :cocondenser. :ENCODER_cls is the paper's baseline: the dual encoder of
 [CLS] with the same settings. :distilbert_hard trains two more epochs from the first stage, on negatives sampled from

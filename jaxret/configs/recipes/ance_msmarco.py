@@ -1,7 +1,7 @@
 """ANCE on MS MARCO passages: a warm-up on BM25's negatives, then ten rounds, each on new negatives of the model.
 
 Constants are those of the published code (commands/run_train.sh, run_train_warmup.sh): one RoBERTa-base for queries of
-64 tokens and passages of 512; 64 queries a step, each only with its own negative (8 on each of 4 GPUs, 2 batches
+64 tokens and passages of 512; 64 queries per step, each only with its own negative (8 on each of 4 GPUs, 2 batches
 accumulated); LAMB at 1e-6; 20 of the first 200 candidates drawn for each query; a refresh every 10,000 steps.
 
 Differences from the code: the number of steps of the warm-up (60,000) and of rounds (ten), which the code does not

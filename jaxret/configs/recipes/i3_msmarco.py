@@ -1,4 +1,4 @@
-"""I3 on MS MARCO: 16 queries a step, each with 127 negatives of its own and no others (eq. 9), LAMB.
+"""I3 on MS MARCO: 16 queries per step, each with 127 negatives of its own and no others (eq. 9), LAMB.
 
 The suffix :bert has 6 + 6 + 3 + 3 layers without retrieval pre-training, :retromae has 12 + 1 + 1. :distilled is
 :retromae with a cross-encoder as teacher (KL divergence instead of the contrastive loss; `jaxret recipe` also trains

@@ -1,4 +1,4 @@
-"""MLR on MS MARCO passages: RetroMAE, 15 negatives a query, two equal stages of 4 epochs, the last checkpoint.
+"""MLR on MS MARCO passages: RetroMAE, 15 negatives per query, two equal stages of 4 epochs, the last checkpoint.
 
 Queries have 32 tokens and passages 128, the values of the paper's code. :paper_lengths has 256 for both (appendix A).
 The baselines are :dual_encoder from the same encoder, and from BERT-base :bert_dual_encoder, :bert_me_bert and
@@ -18,7 +18,7 @@ SUFFIXES = ("mlr", "paper_lengths", "dual_encoder", *(f"bert_{family}" for famil
 
 
 def stages(system: str = "mlr") -> tuple[dict[str, Any], ...]:
-    """Return two stages with the first 100 of 1,000 candidates that are not judged relevant."""
+    """Return two stages. Negatives are the first 100 of 1,000 candidates, without passages that are judged relevant."""
     return two_stages(depth=1000, keep=100, draw="top")
 
 

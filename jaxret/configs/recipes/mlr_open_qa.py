@@ -34,7 +34,7 @@ def get_config(system: str = "bert") -> ConfigDict:
         config = use_t5(config)
     config.head.me_bert.mean_vector = system != "t5_me_bert_first"
     if system in ("t5", "multi_vector"):
-        config.head.mlr.chosen = (8, 12)  # of two vectors (figure 3)
+        config.head.mlr.chosen = (8, 12)  # layers of the two vectors (figure 3)
     if system.startswith("t5") or system in ("multi_vector", "me_bert_multi"):
         config.pooling = "none"
         config.loss.local_weight = 0.0

@@ -16,8 +16,8 @@ SUFFIXES = (*CHECKPOINTS, "bert_two_encoders", "cocondenser_dual_encoder")
 
 
 def stages(system: str = "bert") -> tuple[dict[str, Any], ...]:
-    """Return one stage for the paper's tables from BERT, two for those from coCondenser: the second one's data are the
-    first one's and, with mined negatives, as many records again."""
+    """Return one stage for the paper's tables with BERT, and two for those with coCondenser. The second stage trains on
+    the records of the first and on as many records with mined negatives."""
     if system.startswith("bert"):
         return one_stage()
     mining = {"pools": ["stage1"], "concat": ["data"], "depth": 100, "keep": 100}

@@ -1,6 +1,6 @@
 """SPLADE on MS MARCO's official corpus (no titles): Tevatron's example, which reports RR@10 .3770.
 
-32 queries a step with 7 BM25 negatives each, 3 epochs, one encoder for queries and passages. Its trainer has no dev set.
+32 queries per step with 7 BM25 negatives each, 3 epochs, one encoder for queries and passages. Its trainer has no dev set.
 """
 
 from ml_collections import ConfigDict

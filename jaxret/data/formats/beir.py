@@ -32,7 +32,7 @@ _texts = query_reader("_id", numbers=False)
 
 
 def read_beir_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """Return the queries of queries.jsonl, with the answers of answers.jsonl beside it, if this file exists."""
+    """Return the queries of queries.jsonl, with the answers of answers.jsonl next to it, if this file exists."""
     queries = {query.id: query for query in _texts(file, policy)}
     is_usual_name = file.path.name.startswith("queries.jsonl")
     answers_path = find_file(file.path.parent, "answers.jsonl") if is_usual_name else None

@@ -1,4 +1,5 @@
-"""Build a versioned data set of TFDS from any source. It is read as tfds:FOLDER, or by the folder's path alone.
+"""Build a versioned data set of TFDS from any source. It is read as tfds:FOLDER, or by the folder's path without a
+prefix.
 
 FOLDER/passages/VERSION         split "full": the corpus
        other_passages/VERSION   split "full": texts that only training records have, if such texts exist
@@ -50,7 +51,7 @@ def build_data_set(
     Args:
         source: a folder, file or named set.
         folder: folder of the data set, which gets the folder's name.
-        version: three numbers, as "1.0.0".
+        version: three numbers, such as "1.0.0".
         split: the split of a training file.
         policy: what to do with bad records; by default an error.
 
@@ -104,10 +105,10 @@ def _check_names(folder: Path, version: str) -> None:
     require_folder_kind(folder, DATA_SET)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", folder.name):
         raise ValueError(
-            f"{folder}: the name of a data set of TFDS has small letters, digits and _. Give the folder such a name"
+            f"{folder}: the name of a data set of TFDS has lowercase letters, digits and _. Give the folder such a name"
         )
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise ValueError(f"--version={version}: a version of TFDS has three numbers, as 1.0.0")
+        raise ValueError(f"--version={version}: a version of TFDS has three numbers, such as 1.0.0")
 
 
 def _check_version(folder: Path, version: str) -> None:

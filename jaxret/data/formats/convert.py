@@ -1,4 +1,4 @@
-"""One format -> another: records are read and written, and what the other cannot hold is counted."""
+"""Conversion of formats. Records are read and written, and values that the new format cannot hold are counted."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Query
 from jaxret.storage.transaction import new_folder
 
-_ENDINGS = ("parquet", "jsonl", "json", "tsv", "csv", "gz", "zst")  # of the written file, not formats
+_ENDINGS = ("parquet", "jsonl", "json", "tsv", "csv", "gz", "zst")  # endings of the written file, which are not formats
 
 
 @dataclass
 class Conversion:
-    """The account of a conversion."""
+    """The counts of a conversion."""
 
     source: str  # The source and its format, in words
     records: dict[str, int] = field(default_factory=dict)  # File -> records in it
@@ -62,7 +62,7 @@ def convert_data(
 
     Raises:
         ValueError: the format cannot be written, the source does not hold the role, or the output is a file of it.
-        FileExistsError: the folder to write is there and not empty.
+        FileExistsError: the folder to write exists and is not empty.
         DataError: a bad record, or no record.
     """
     policy = policy or Policy()
@@ -96,7 +96,7 @@ def convert_data(
                 losses["scores"], losses[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else len(items)
             return Conversion(data.describe(), {str(destination): len(items)}, losses)
     roles = " or ".join(own_role for own_role in WRITERS[name] if role in ("", own_role)) or role
-    raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {roles}")
+    raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, but {name} is written from {roles}")
 
 
 def no_records_error(path: Path, policy: Policy) -> DataError:
@@ -106,7 +106,7 @@ def no_records_error(path: Path, policy: Policy) -> DataError:
 
 
 class CountedRecords:
-    """Records that are counted while they are written: its length is the number so far. It is false without a
+    """Records that are counted while they are written. Its length is their number so far. It is false if there is no
     record."""
 
     def __init__(self, records: Iterable[Any]) -> None:
@@ -139,7 +139,7 @@ def _has(source: DataSource, role: str, split: str) -> bool:
 
 @dataclass
 class _Folder:
-    """Writes files into a folder one after the other, and keeps account."""
+    """Writes files into a folder one after the other, and counts records and losses."""
 
     folder: Path
     conversion: Conversion
@@ -192,7 +192,7 @@ def _dpr(folder: Path, data: FullDataSet) -> Conversion:
         target.write(f"{split}.qa.csv", "dpr.queries", "queries", _judged_queries(data, split, judgements))
         counts = {kind: target.conversion.losses[kind] for kind in ("queries' ids", "queries' instructions")}
         target.write(f"{split}.json", "dpr.examples", "examples", examples)
-        for kind, count in counts.items():  # of the same queries once more
+        for kind, count in counts.items():  # counts of the same queries, not of new ones
             target.conversion.losses[kind] = count
         target.conversion.losses += _lost_judgements(judgements, examples)
         target.conversion.losses += _changed_targets(examples, _every_positive(data, split), False)
@@ -205,7 +205,7 @@ def _judged_queries(data: FullDataSet, split: str, judgements: Iterable[Judgemen
     return [query for query in data.queries(split) if query.id in ids]
 
 
-# What a folder does not hold of a data set
+# Parts of a data set that a folder does not hold
 
 
 def _lost_queries(data: FullDataSet, judgements_by_split: Mapping[str, list[Judgement]]) -> Losses:
@@ -263,10 +263,10 @@ def _changed_targets(examples: Iterable[Example], every_positive: bool, every_po
     return Counter({kind: sum(len(example.positives) > 1 for example in examples) if changes else 0})
 
 
-_EACH_A_TARGET = "records' first positives as the only targets (each positive is one now; tevatron.first keeps them)"
-_FIRST_A_TARGET = "records' further positives as targets (the first alone is one now)"
-_UNJUDGED_QUERIES = "queries that nobody judged"
-_RANKS_ALONE = "queries' scores, which nobody gave: 1 / rank is written for them"
+_EACH_A_TARGET = "first positives as the only targets of records (now every positive is one; tevatron.first keeps them)"
+_FIRST_A_TARGET = "further positives as targets of records (now only the first is a target)"
+_UNJUDGED_QUERIES = "queries without judgements"
+_RANKS_ALONE = "scores of queries, which the source lacks: 1 / rank is written"
 FOLDERS: dict[str, Callable[[Path, FullDataSet], Conversion]] = {
     "beir": _beir,
     "msmarco": _msmarco,

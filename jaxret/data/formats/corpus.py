@@ -42,7 +42,7 @@ class Corpus(FileSource):
     The interfaces `cli/` and `api/` open the path that a user gives; functions below them take a `Corpus`. A path that
     a file gives is opened by the module that reads this file: `training/config_sources.py` for the keys of a config,
     `index/source.py` for the corpus.json of an encoded corpus. A module that takes a data set of any kind (training
-    records, a folder of data sets) opens the corpus that it finds there; tests/data/formats/corpus_test.py lists these.
+    records, a folder of data sets) opens the corpus in it; tests/data/formats/corpus_test.py lists these modules.
 
     A policy belongs to one pass, which counts what it skips: `scan` and `read` take it.
     """
@@ -71,7 +71,7 @@ class Corpus(FileSource):
         return self.data.absolute
 
     def stat(self) -> dict[str, int]:
-        """Return {"bytes", "modified" (ns)} of the files: a cheap sign that they are the same. Raises DataError for a
+        """Return {"bytes", "modified" (ns)} of the files: a cheap sign that they are the same. Raises DataError if a
         file is missing."""
         try:
             return stat_files(self.files)
@@ -79,7 +79,7 @@ class Corpus(FileSource):
             raise missing_file_error(self.data.path) from None
 
     def scan(self, policy: Policy | None = None) -> CorpusScan:
-        """Validate, count and digest the corpus in one pass that keeps 8 bytes a passage.
+        """Validate, count and digest the corpus in one pass, which keeps 8 bytes per passage.
 
         Ids are compared by 64-bit hashes; only if two agree does a second pass compare the ids themselves.
         """
@@ -113,8 +113,8 @@ class Corpus(FileSource):
         return self._verified(_drop_duplicates(self._passages(policy, digest, progress), policy, scan), scan, digest)
 
     def _new_digest(self) -> hashlib._Hash:
-        """Return the digest of no bytes. A forced format that reads the file otherwise than its content implies is part
-        of the digest: the same bytes are other passages then."""
+        """Return the digest of no bytes. A forced format that reads the file differently from its content is part of
+        the digest, because the same bytes are then other passages."""
         digest = hashlib.sha256()
         if self.data.format_name and self.file.format.name != self._detected_format():
             digest.update(f"{self.file.format.name}\0".encode())
@@ -123,17 +123,19 @@ class Corpus(FileSource):
     def _detected_format(self) -> str:
         try:
             return replace(self.data, format_name="").detect(self.file.path, "passages").format.name
-        except DataError:  # its content does not say
+        except DataError:  # its content does not show a format
             return ""
 
     def read_located(self, policy: Policy | None = None) -> Iterator[tuple[Location, Passage]]:
-        """Yield every passage with its location, those with a repeated id too; bad records are skipped by default."""
+        """Yield every passage with its location, including passages with a repeated id. Bad records are skipped by
+        default."""
         return self._passages(policy or Policy("skip"))
 
     def reject_repeated_ids(self, hashes: array[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:
         """Return the ids that occur more than once, with the lines of their passages. All but the first are errors.
 
-        `hashes` are those of all ids: only if two agree is the corpus read once more, for the ids themselves.
+        `hashes` are the hashes of all ids. If two are equal, the corpus is read once more to compare the ids
+        themselves.
         """
         sorted_hashes = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
         suspects = set(sorted_hashes[1:][sorted_hashes[1:] == sorted_hashes[:-1]].tolist())
@@ -141,7 +143,7 @@ class Corpus(FileSource):
 
     def _repeated_ids(self, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:
         locations: dict[str, list[Location]] = {}
-        for location, passage in self._passages(Policy(policy.on_error)):  # the first pass has reported all else
+        for location, passage in self._passages(Policy(policy.on_error)):  # the first pass reported all other errors
             if hash_id(passage.id) in suspects:
                 same_id = locations.setdefault(passage.id, [])
                 same_id.append(location)
@@ -152,7 +154,7 @@ class Corpus(FileSource):
 
     def _verified(self, passages: Iterator[Passage], scan: CorpusScan, digest: Any) -> Iterator[Passage]:
         for number, passage in enumerate(passages, 1):
-            if number >= scan.passages:  # the rest holds none, or it is another file
+            if number >= scan.passages:  # the rest has no passages, or the file has changed
                 for _ in passages:
                     pass
                 self._require_scanned(scan, digest.hexdigest())
@@ -162,7 +164,7 @@ class Corpus(FileSource):
     def _require_scanned(self, scan: CorpusScan, sha256: str) -> None:
         if sha256 != scan.sha256:
             problem = f"the corpus changed: its SHA-256 was {scan.sha256} when it was scanned and is {sha256} now"
-            remedy = "leave it alone, and encode it again"
+            remedy = "do not change it, and encode it again"
             raise ChangedCorpusError(Location(self.file.path), "changed corpus", problem, remedy)
 
     def _passages(
@@ -173,7 +175,7 @@ class Corpus(FileSource):
 
 
 def stat_files(files: Sequence[Path]) -> dict[str, int]:
-    """Return {"bytes", "modified" (ns)}: the total size and the latest change of files; 0 of no files."""
+    """Return {"bytes", "modified" (ns)}: the total size and the latest change of files; 0 if there are no files."""
     stats = [file.stat() for file in files]
     times = [stat.st_mtime_ns for stat in stats]
     return {"bytes": sum(stat.st_size for stat in stats), "modified": max(times, default=0)}
@@ -201,7 +203,7 @@ def _drop_duplicates(
 
 
 def _passages_of_examples(file: DataFile, policy: Policy, digest: Digest | None) -> Iterator[tuple[Location, Passage]]:
-    """Yield the passages that training records hold, each once."""
+    """Yield the passages of training records, without repetition."""
     assert file.format.examples is not None
     hashes: set[int] = set()
     for location, example in file.format.examples(file, policy):

@@ -23,7 +23,7 @@ from jaxret.storage.working_copy import shown_path
 
 @dataclass(frozen=True)
 class DataSource:
-    """A source of any roles. The beginning of each of its files is read once, for whatever roles it is read.
+    """A source of any roles. The beginning of each of its files is read once for all roles.
 
     Printed, it is the source as the user named it.
     """
@@ -89,7 +89,7 @@ class DataSource:
             raise
 
     def member(self, path: Path) -> DataSource:
-        """Return a file or folder in the source as a source of its own, which forces the same format."""
+        """Return a file or folder in the source as a separate source, which forces the same format."""
         return replace(self, source=f"{self.format_name}:{path}" if self.format_name else str(path), path=path)
 
     def text_source(self, path: Path) -> DataSource:

@@ -22,9 +22,10 @@ class FullDataSet:
     splits_with_examples: frozenset[str]  # The splits with training records
     passages: Callable[[], Iterable[Passage]]  # Reads the corpus
     queries: Callable[[str | None], list[Query]]  # Reads the queries of a split; None: of all splits
-    # Reads those of a split; if it has none, positives of its training records are relevant, negatives not
+    # Reads the judgements of a split. If there are none, positives of its training records are relevant, and negatives
+    # are not
     judgements: Callable[[str], list[Judgement]]
-    examples: Callable[[str], list[Example]]  # Reads the training records of a split, or makes them of its judgements
+    examples: Callable[[str], list[Example]]  # Reads the training records of a split, or makes them from its judgements
     queries_by_split: bool = False  # Whether each split has a file of queries
     every_positive: bool = True  # See `Format`
 
@@ -55,7 +56,7 @@ def _of_records(data: TrainingSource, split: str, policy: Policy) -> FullDataSet
 
 
 def _of_corpus(source: DataSource, policy: Policy) -> FullDataSet:
-    """Open a file of passages, perhaps with queries. Raises ValueError for one of other things."""
+    """Open a file of passages, perhaps with queries. Raises ValueError for a file without passages."""
     file = source.file()
     roles = [role_by_name(file.path)] if file.format.titles else file.format.roles()
     if "passages" not in roles:
@@ -105,7 +106,7 @@ def _of_folder(source: DataSource, policy: Policy) -> FullDataSet:
 
 
 def judgements_of_examples(examples: Iterable[Example]) -> list[Judgement]:
-    """Return positives as relevant and negatives as not relevant, as a reader of judgements sees training records."""
+    """Return judgements that make the positives of training records relevant, and the negatives not relevant."""
     judgements: dict[tuple[str, str], Judgement] = {}
     for example in examples:
         for grade, side in ((1, example.positives), (0, example.negatives)):

@@ -178,7 +178,7 @@ def _require_role(file: DataFile, sample: FileSample | None = None) -> DataFile:
         choices = [choice for choice in FORMATS if choice.gives(file.role)]
         nearest = _nearest(sample, [choice for choice in choices if getattr(choice, file.role)]) if sample else None
         force = f"; if it is {nearest.title}, give {nearest.name}:PATH" if nearest else ""
-        choices.sort(key=lambda choice: len(choice.roles()))  # formats with this role alone come first
+        choices.sort(key=lambda choice: len(choice.roles()))  # formats with only this role come first
         titles = ", ".join(choice.title for choice in choices[:4])
         suffix = ", ... (docs/data.md lists all)" if len(choices) > 4 else ""
         raise Location(file.path).error("wrong format", problem, f"{file.role} are in: {titles}{suffix}{force}")
@@ -208,7 +208,7 @@ def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format],
         location, first = next(nonblank, (location, b""))
         if first[:1] in (b"{", b"["):
             parse_json_object(first, location)  # its error says where the first record breaks
-    problem = f"this is not a format that is known{f' as {format_name}' if format_name else ''}: {sample.describe()}"
+    problem = f"this is not a known format{f' as {format_name}' if format_name else ''}: {sample.describe()}"
     nearest = _nearest(sample, formats)
     if nearest is None:
         remedy = _NONE_NEAR

@@ -1,6 +1,6 @@
 """DPR's files: psgs.tsv (passages), *.qa.csv (questions with answers) and biencoder JSON (training records).
 
-Both tables are CSV with tabs: a field with a tab, a quote or a line end stands in double quotes, and a quote inside the
+Both tables are CSV with tabs: a field with a tab, a quote or a line end is in double quotes, and a quote inside the
 field is doubled.
 """
 
@@ -34,7 +34,8 @@ CORPUS_COLUMNS = ["id", "text", "title"]
 QUESTION, ANSWERS = "question", "answers"
 POSITIVES, HARD_NEGATIVES, NEGATIVES = "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"
 PASSAGE_IDS = ("passage_id", "psg_id")  # older files have the second key
-_RELATION = re.compile(r"(P\d+)\.")  # of EntityQuestions, which have a file for each of 24 relations (P17.test.json)
+# Relation in a file name of EntityQuestions, which have a file for each of 24 relations (P17.test.json).
+_RELATION = re.compile(r"(P\d+)\.")
 
 
 # Tables
@@ -158,7 +159,7 @@ def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location
     return read_question_records(file, policy, parse)
 
 
-# What files look like
+# Detection
 
 
 def _is_table_of_questions(sample: FileSample) -> bool:

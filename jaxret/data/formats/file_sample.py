@@ -200,7 +200,7 @@ def _dicts(values: list[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _csv_records(lines: list[str]) -> tuple[dict[str, Any], ...]:
-    """Return the records of CSV with a header line, or () if the lines are no such CSV."""
+    """Return the records of CSV with a header line, or () if the lines are not such a CSV."""
     try:
         header = next(csv.reader(lines[:1]))
         if not all(_FIELD.fullmatch(field) for field in header) or len(set(header)) != len(header):

@@ -96,7 +96,7 @@ class DataFile:
 
     @property
     def in_lines(self) -> bool:
-        """Whether each record begins on a line of its own."""
+        """Whether each record begins on a new line."""
         return self.container in ("lines", "table", "unreadable")
 
     def __str__(self) -> str:

@@ -124,7 +124,7 @@ def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     def parse(row: list[str], location: Location) -> RunLine:
         query, passage, rank = row
         if not is_integer(rank) or int(rank) < 1:
-            raise location.error("bad rank", f"rank {shorten(rank)} is not a whole number from 1", "ranks start at 1")
+            raise location.error("bad rank", f"rank {shorten(rank)} is not a whole number above 0", "ranks start at 1")
         return RunLine(location, query, passage, int(rank), 1 / int(rank))
 
     rows = tab_rows(file.path, ("query id", "passage id", "rank"), policy)
@@ -161,7 +161,7 @@ def read_titled_collection(
     return policy.parse_records(tab_rows(file.path, ("passage id", "title", "text"), policy, digest), parse)
 
 
-# What files look like
+# Detection
 
 
 def _is_one_word(row: list[str], *columns: int) -> bool:

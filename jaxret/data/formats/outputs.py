@@ -19,7 +19,7 @@ def require_other_output(
     """Raise ValueError if `out` is a file of one of the sources, or a file of a run other than rankings. Call this
     function before any work.
 
-    A missing source is no error here, because its reader reports it.
+    A missing source is not an error here, because its reader reports it.
 
     Args:
         out: file that will be written.

@@ -151,7 +151,9 @@ def write_parquet(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
             # pyarrow silently drops keys of an object inside a record that the schema lacks.
             if new_key := new_key or _find_new_key(block_schema, schema(parents)):
                 problem = f"the key {new_key!r} comes after record {_ROWS:,} for the first time"
-                raise Location(path).error("late key", problem, "write JSON lines, which need not know their keys")
+                raise Location(path).error(
+                    "late key", problem, "write JSON lines instead: their keys may differ from line to line"
+                )
             writer.write_table(pyarrow.Table.from_pylist(block, schema=block_schema))
             block = [dict(record) for record in islice(iterator, _ROWS)]
 

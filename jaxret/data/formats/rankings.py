@@ -27,13 +27,13 @@ class RankingSource(FileSource):
 
     @property
     def without_scores(self) -> bool:
-        """Whether the file has ranks alone; the scores are then 1 / rank."""
+        """Whether the file has only ranks; the scores are then 1 / rank."""
         return self.file.format.without_scores
 
     def require_scores(self, purpose: str) -> None:
         """Raise DataError if there are ranks without scores. `purpose` is the use of the scores, for the error."""
         if self.without_scores:
-            problem = f"this is a ranking without scores ({self.file}), and {purpose} are wanted"
+            problem = f"this is a ranking without scores ({self.file}), but {purpose} are needed"
             raise Location(self.file.path).error("no scores", problem, "give one with scores, as a TREC run")
 
     def read_lines(self, policy: Policy) -> Iterator[trec.RunLine]:

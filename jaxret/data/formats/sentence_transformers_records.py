@@ -1,8 +1,8 @@
 """sentence-transformers' training data: columns of texts (anchor, positive, negative, ...), optional label or scores.
 
 The library uses the order of the columns; of their names it knows only label, labels, score and scores. This reader
-recognizes usual names of columns. If other names occur, the format must be forced (st.tuples:PATH), and the order
-counts.
+recognizes usual names of columns. For other names, the format must be forced (st.tuples:PATH), and the order of the
+columns is used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def text_columns(record: Record, first: Sequence[str] = (), location: Location |
         if location and first and set(texts) != set(first):
             problem = f"this record has the columns {', '.join(map(repr, texts))}"
             raise location.error(
-                "wrong columns", problem, f"the first one has {', '.join(map(repr, first))}; so must all"
+                "wrong columns", problem, f"all must have those of the first record, {', '.join(map(repr, first))}"
             )
         return list(first or texts)
     negatives = [key for key in texts if _NEGATIVE.fullmatch(key)]
@@ -158,7 +158,7 @@ def read_pair_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
             yield RunLine(location, query.id, passage_id, rank, score, query.text)
 
 
-# What files look like
+# Detection
 
 
 def _column_roles(sample: FileSample) -> str:

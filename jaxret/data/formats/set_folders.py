@@ -1,4 +1,4 @@
-"""Folders with a folder for each data set, as BEIR has them. A set may have members, as CQADupStack's twelve forums."""
+"""Folders with a folder for each data set, as in BEIR. A set may have members, such as CQADupStack's twelve forums."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ScoredPassages = dict[str, tuple[Passage, float | None]]  # id -> (passage, scor
 
 @dataclass
 class SharedPassages:
-    """The passages of a file by id. One id with two texts is bad input."""
+    """The passages of a file by id. An id with two texts is an error."""
 
     policy: Policy
     by_id: dict[str, tuple[Passage, Location]] = field(default_factory=dict)

@@ -38,12 +38,13 @@ def text_folder(path: Path) -> Path:
 
 
 class Layout:
-    """Which file or table has the records of a role. This layout is that of a single one, which is read for any role.
+    """The file or table with the records of each role. This class is for a single file or table, which is read for
+    every role.
 
     Methods that find a file return None if there is none; those that require it, and `list_queries`, raise DataError.
     """
 
-    is_folder = False  # Whether there are several files or tables, with different contents
+    is_folder = False  # Whether there are several files or tables with different contents
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,7 +90,7 @@ class Layout:
 
 
 class SetLayout(Layout):
-    """The tables of a named set. A split in the set's path wins."""
+    """The tables of a named set. A split in the set's path has precedence."""
 
     is_folder = True
 

@@ -77,7 +77,7 @@ class QuerySource(RoleSource):
 class JudgementSource(FileSource):
     """The judgements of a split of a folder or named set, or of a file; of training records, their positives."""
 
-    split: str | None  # Of a folder
+    split: str | None  # Split of a folder
 
     @classmethod
     def open(cls, source: PathLike, split: str | None = None) -> JudgementSource:
@@ -113,15 +113,15 @@ class JudgementSource(FileSource):
 class TrainingSource(RoleSource):
     """The training examples of a split of a folder or named set, or of a file.
 
-    A folder's are in its file of training records for the split. If it has none, or with `negatives_run`, they are
-    made of its judgements: positives are the relevant passages of a query; negatives those judged not relevant or, with
-    `negatives_run`, the passages it retrieved that are not judged relevant, in rank order. Records that name ids find
-    the texts in their folder.
+    The examples of a folder are in its file of training records for the split. If there is no such file, or with
+    `negatives_run`, they are made from judgements. Positives are the relevant passages of a query. Negatives are the
+    passages that are judged not relevant or, with `negatives_run`, the retrieved passages that are not judged relevant,
+    in rank order. For records of ids, the texts are read from other files of the folder.
     """
 
-    split: str | None  # Of a folder
+    split: str | None  # Split of a folder
     negatives_run: RankingSource | None  # A run to take negatives from
-    file: DataFile | None  # The file or table of training records; None: examples are made of judgements
+    file: DataFile | None  # The file or table of training records; None: examples are made from judgements
 
     @classmethod
     def open(cls, source: PathLike, split: str | None = None, negatives_run: PathLike | None = None) -> TrainingSource:
@@ -140,7 +140,7 @@ class TrainingSource(RoleSource):
         records = None if data.is_folder and negatives_run else data.layout.find_examples(split)
         file = data.detect(records, "examples") if records else None
         if file and negatives_run:
-            problem = "this file names its own negatives, and a run was given for them too"
+            problem = "this file has its own negatives, but a run of negatives was also given"
             raise Location(data.path).error("two sources", problem, "use a run with a folder that has judgements")
         return cls(data, split, negatives_run, file)
 
@@ -155,12 +155,12 @@ class TrainingSource(RoleSource):
 
     @cached_property
     def queries(self) -> QuerySource:
-        """The queries beside judgements, or beside records that name ids. Raises DataError if there are none."""
+        """The queries in the folder of judgements, or of records that name ids. Raises DataError if there are none."""
         return QuerySource.of(self._text_source, self.split)
 
     @cached_property
     def judgements(self) -> JudgementSource:
-        """The judgements that examples are made of. Raises DataError if there are none."""
+        """The judgements from which examples are made. Raises DataError if there are none."""
         return JudgementSource.of(self.data, self.split)
 
     @cached_property
@@ -174,7 +174,7 @@ class TrainingSource(RoleSource):
 
     @cached_property
     def files(self) -> list[Path]:
-        """The files that are read, or that libraries read for it. Raises DataError for one that is missing."""
+        """The files that are read, also by libraries. Raises DataError if one is missing."""
         run = self.negatives_run.files if self.negatives_run else []
         files: list[Path | None] = [self.file.path if self.file else None]
         if not self.has_texts:
@@ -203,8 +203,9 @@ class TrainingSource(RoleSource):
     def read(self, policy: Policy | None = None, targets: bool = True) -> list[Example]:
         """Read the examples, which share their passages (equal id, same object).
 
-        `targets`: one example for each positive, its target, which the query's other positives follow (but one for
-        each record of DPR). False: one for each query or record, as the file has them.
+        `targets`: whether to make one example for each positive, its target; the query's other positives follow the
+        target. (A DPR record gives only one example.) If False, there is one example for each query or record, as in
+        the file.
         """
         policy = policy or Policy()
         if self.file is None:
@@ -227,8 +228,8 @@ class TrainingSource(RoleSource):
         return beir.examples_of_judgements(queries, judgements, self.corpus.read(policy), run, policy)
 
     def has_teacher_scores(self, policy: Policy) -> bool:
-        """Return whether a record has a teacher's scores of a target and a negative. Read up to the first such
-        record."""
+        """Return whether a record has a teacher's scores of a target and a negative. The file is only read up to the
+        first such record."""
         examples = self.stream(policy)
         if not self.first_target_only:
             examples = (target_example for example in examples for target_example in examples_by_target(example))
@@ -254,15 +255,15 @@ def read_judged_queries(
 ) -> tuple[list[Query], list[tuple[Location, Judgement]]]:
     """Read queries, and judgements with their locations. Judgements of other queries are not removed.
 
-    Judgements name queries by ids. Training records without ids, as DPR's, that are in another file than the queries
-    are joined with them by the text of the question (`join_by_question`).
+    Judgements name queries by ids. Training records without ids, such as DPR's, may be in another file than the
+    queries. They are then joined with the queries by the text of the question (`join_by_question`).
 
     Args:
         queries: any queries.
         judgements: judgements of the same source, or of another one.
         policy: what to do with bad records.
-        judged: whether these are the judgements of these queries; in a folder, training records without ids beside
-            queries with ids may be of other queries.
+        judged: whether these are the judgements of these queries. In a folder, training records without ids may belong
+            to other queries than the queries with ids in that folder.
     """
     query_list = queries.read(policy)
     records = None
@@ -301,12 +302,12 @@ def joined_examples(
 def examples_by_target(example: Example) -> Iterator[Example]:
     """Yield a copy of an example for each of its positives, with this positive first."""
 
-    def first(values: tuple, position: int) -> tuple:
+    def with_first(values: tuple, position: int) -> tuple:
         return (values[position], *values[:position], *values[position + 1 :]) if values else ()
 
     for position in range(len(example.positives)):
         yield replace(
             example,
-            positives=first(example.positives, position),
-            positive_scores=first(example.positive_scores, position),
+            positives=with_first(example.positives, position),
+            positive_scores=with_first(example.positive_scores, position),
         )

@@ -203,7 +203,7 @@ def write_tfds_table(
 
     class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[name-defined, misc, call-arg]
         VERSION = tfds.core.Version(version)
-        code_path = None  # TFDS looks for a file of checksums beside this path
+        code_path = None  # TFDS looks for a file of checksums next to this path
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)]  # noqa: RUF012
 
         def _info(self) -> Any:  # TFDS calls this method and the two below

@@ -65,7 +65,7 @@ def load_backend(directory: Path) -> tuple[Any, dict[str, int | None]]:
 def _require_complete_templates(rule: dict[str, Any], path: Path) -> None:
     """Raise ValueError if a post-processor puts a token around texts but does not define it: the Rust code would
     panic."""
-    for part in rule.get("processors") or []:  # of a Sequence
+    for part in rule.get("processors") or []:  # parts of a Sequence
         _require_complete_templates(part, path)
     pieces = [*(rule.get("single") or []), *(rule.get("pair") or [])] if rule["type"] == "TemplateProcessing" else []
     for token in (piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece):
@@ -180,7 +180,7 @@ def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # otherwise it advises to install PyTorch
     from transformers import AutoTokenizer  # takes seconds: imported only when needed
 
-    # From config.json alone transformers silently makes a tokenizer without vocabulary.
+    # With only config.json, transformers silently makes a tokenizer without vocabulary.
     if not any((directory / name).is_file() for name in VOCABULARIES):
         raise ValueError(
             f"{directory} has no tokenizer: it needs one of {', '.join(VOCABULARIES)}"
@@ -194,7 +194,7 @@ def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]
         tokenizer = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
         )
-    except Exception as error:  # the Rust tokenizer has no class of its own for a broken tokenizer.json
+    except Exception as error:  # the Rust tokenizer has no special class for a broken tokenizer.json
         raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
     if not tokenizer.is_fast:
         raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(tokenizer).__name__}")

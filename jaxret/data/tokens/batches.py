@@ -40,7 +40,7 @@ class TrainingSet:
     # the pseudo-query of a positive is its training query.
     pseudo_queries: Ragged | None = None
     imagine_queries: bool = False
-    truncations: tuple[Truncation, ...] = ()  # of queries and of passages
+    truncations: tuple[Truncation, ...] = ()  # truncation of queries and of passages
     teacher: TeacherScores | None = None
     subset_of: dict[str, Any] | None = None  # record of the whole set, if this set is a random part of it
 

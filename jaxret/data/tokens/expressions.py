@@ -23,8 +23,8 @@ _TEXTS = (
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SAFE_EXPRESSIONS = {rf"{_WORDS}\p{{N}}{{1,3}}{_REST}", rf"{_WORDS}\p{{N}}{_REST}", " {2,}"}
-# The library of regular expressions cannot be interrupted. Therefore another process with a limit of its time tries
-# them. It prints the number of each before the trial. The loader reports invalid expressions.
+# The library of regular expressions cannot be interrupted. Therefore another process, with limited time, tries
+# them. It prints the number of each expression before trying it. The loader reports invalid expressions.
 _TRIAL = """
 import json, resource, sys
 from tokenizers import Regex, pre_tokenizers

@@ -282,7 +282,7 @@ def choose_row_shape(
 def _cheapest_together(costs: np.ndarray, count: int) -> list[int]:
     """Return `count` rows of costs [choices, batches] with a small total cost, where each batch takes its cheapest row.
 
-    The rows are chosen one by one. Then each is replaced, `count` times, by the best row beside the other ones.
+    The rows are chosen one by one. Then each is replaced, `count` times, by the row that fits best with the other ones.
     """
     picks: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Queries and passages joined, as a cross-encoder reads them: [CLS] query [SEP] passage [SEP]."""
+"""Pairs of a query and a passage, as a cross-encoder reads them: [CLS] query [SEP] passage [SEP]."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PairJoiner:
     def lengths(
         self, queries: Ragged, passages: Ragged, query_rows: np.ndarray, passage_rows: np.ndarray
     ) -> np.ndarray:
-        """Return the length of each pair in tokens, cut at `limit`; 0 without a query or a passage.
+        """Return the length of each pair in tokens, cut at `limit`; 0 if the pair has no query or no passage.
 
         Args:
             queries, passages, query_rows, passage_rows: see `tokens`.
@@ -33,7 +33,7 @@ class PairJoiner:
     def whole_lengths(
         self, queries: Ragged, passages: Ragged, query_rows: np.ndarray, passage_rows: np.ndarray
     ) -> np.ndarray:
-        """Return the length of each pair in tokens before it is cut; 0 without a query or a passage.
+        """Return the length of each pair in tokens before it is cut; 0 if the pair has no query or no passage.
 
         Args:
             queries, passages, query_rows, passage_rows: see `tokens`.
@@ -113,7 +113,7 @@ class PairPlan:
 def without_positives(data: TrainingSet, examples: np.ndarray, passage_rows: np.ndarray) -> np.ndarray:
     """Return the passage rows of a batch [examples * G], with known positives among the negatives replaced by -1.
 
-    Such passages are no negatives for a retriever either (`competing_passages`).
+    Such passages are not negatives of a retriever either (`competing_passages`).
     """
     known_positives = data.known_positives.table(np.maximum(examples, 0))
     is_positive = (passage_rows[:, :, None] == known_positives[:, None, :]).any(axis=-1)

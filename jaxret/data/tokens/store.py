@@ -9,7 +9,7 @@ over.
 Opening a store verifies the manifest by its own digest and every column by its digest. A source file is unchanged if
 its size and time are; if not, its digest decides, so that a file may be copied or touched. The verification reads all
 columns once, at 1.6 GiB/s if they are in memory, and so loads the pages that training needs. A store that fails
-verification is made again, and the reason is logged. A store may be deleted at any time.
+verification is created again, and the reason is logged. A store may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from jaxret.storage.mapped_array import map_array
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Log, Ragged
 
-FORMAT = 1  # version of the folder and of tokenization: after a change of this number all stores are made again
+FORMAT = 1  # version of the folder and of tokenization: after a change of this number all stores are created again
 _PAUSE = 0.2  # seconds between two checks whether another process has finished
 
 
@@ -257,8 +257,8 @@ def open_or_make_store(
                 return open_store(origin, root)
             except StaleError as stale:
                 if str(stale):
-                    log(f"{stale}: its tokens are made again")
-            if lease.publishes(partial(_make, origin, root, make, lease)):
+                    log(f"{stale}: it is tokenized again")
+            if lease.publish(partial(_make, origin, root, make, lease)):
                 break
             leases.release(lease)
         store = open_store(origin, root)
@@ -335,7 +335,7 @@ def _is_in_cache(root: Path) -> bool:
 def store_root(folder: str = "") -> Path:
     """Return the folder of all stores: `folder`, or by default one in the user's cache.
 
-    Raises ValueError if the user has no home folder, and for an address that is no path on a disk.
+    Raises ValueError if the user has no home folder, and for an address that is not a path on a disk.
     """
     require_disk_path(folder)
     try:

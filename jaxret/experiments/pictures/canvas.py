@@ -48,7 +48,7 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9,
     "lines.linewidth": 1.6,
     "lines.markersize": 5.5,
-    "figure.facecolor": "white",  # opaque: the inks stay readable on a dark page
+    "figure.facecolor": "white",  # opaque, so that the colours are readable on a dark page
     "savefig.facecolor": "white",
     "svg.hashsalt": "jaxret",  # ids of the SVG are random without it
     "svg.fonttype": "path",

@@ -29,7 +29,7 @@ from jaxret.storage.atomic import read_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# kind -> its picture of runs, from their files alone
+# kind -> function that draws it from the files of runs
 _RUN_PICTURES: dict[str, Callable[[Runs], Figure]] = {
     "training": training_picture,
     "annealing": annealing_picture,
@@ -82,7 +82,7 @@ def _require_options(kind: str, options: PictureOptions) -> None:
             raise ValueError(f"{name} must be given for a picture of {kind}")
     for name, value in vars(options).items():
         if value not in ((), "", "best") and name not in reads.get(kind, ()):
-            raise ValueError(f"{name} has no meaning for a picture of {kind}; remove it")
+            raise ValueError(f"{name} is not used by a picture of {kind}; remove it")
     if len(options.measures) > (2 if kind == "domains" else 1):
         raise ValueError(f"measures={','.join(options.measures)} has too many measures for a picture of {kind}")
 

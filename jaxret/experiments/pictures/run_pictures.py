@@ -207,7 +207,7 @@ def _curves(
 
 
 def _draw_metric(ax: Axes, curves: Mapping[str, Sequence[tuple[list[float], list[float]]]], name: str) -> None:
-    """Draw the curves of a metric; those of the runs of one name have one colour and dash."""
+    """Draw the curves of a metric. The curves of runs with the same name have the same colour and dash."""
     for number, (label, lines) in enumerate(curves.items()):
         look = line_style(number)
         for index, (steps, values) in enumerate(lines):

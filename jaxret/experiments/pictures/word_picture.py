@@ -17,7 +17,7 @@ _FONT = 10
 def word_picture(words: Sequence[tuple[str, float]], title: str = "") -> Figure:
     """Return a passage's text, each word on a colour that is darker for a larger value, and the scale of the colours.
 
-    Values of zero and below have no colour. There is no space before the later pieces of a word ("##ing").
+    Values of zero and below have no colour. There is no space before later pieces of a word ("##ing").
 
     Args:
         words: tokens and their values, in the order of the text.

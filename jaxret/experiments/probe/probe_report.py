@@ -82,7 +82,7 @@ def _winner_lines(run: Run, data: JudgedSource) -> list[str]:
         return []
     try:
         report = report_diversity(run, data)
-    except ValueError as error:  # it needs every relevant passage in the corpus, which a probe does not
+    except ValueError as error:  # it needs every relevant passage in the corpus; a probe does not
         report = f"not measured: {error}"
     return ["", "Which vector of a relevant passage wins (jaxret diversity):", "", report]
 

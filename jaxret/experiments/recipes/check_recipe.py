@@ -80,7 +80,7 @@ def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> Evalu
     for flag, value in (("--config.data.train", train), ("--corpus", request.corpus or folder), ("--queries", queries)):
         if not value:
             if not train:
-                raise ValueError("--config.data.train must be given: what the stages are trained on")
+                raise ValueError("--config.data.train must be given: the training data of the stages")
             raise ValueError(f"{flag} must be given: --config.data.train={train} is not a folder that has it")
     qrels = request.qrels or (queries if DataSource.open(queries).is_folder else "")
     corpus = Corpus.open(request.corpus) if request.corpus else training_corpus(config)
@@ -191,8 +191,8 @@ def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: Evalua
 
 
 def _scored_texts(stage: Stage, corpus: Corpus) -> list[Corpus | TrainingSource]:
-    """Return what has the passages that a stage's teacher scores: a corpus, or training records with texts. Mined
-    passages are of `corpus`."""
+    """Return the source of the passages that a stage's teacher scores: a corpus, or training records with texts. Mined
+    passages are from `corpus`."""
     if stage.mining:
         return [corpus, *([training_data(stage.config)] if TRAINING_DATA in stage.concat else [])]
     layout = DataSource.open(stage.config.data.train).layout

@@ -19,6 +19,6 @@ class EvaluationRequest:
     split: str = shared_options.split("test")
     k: int = shared_options.k()
     measures: tuple[str, ...] | None = shared_options.measures()
-    # of the evaluation and of the mining of all stages; "" for strings in the evaluation, and for the setting of each
-    # stage in its mining
+    # for the evaluation and the mining of all stages; "": strings in the evaluation, and each stage's own setting in
+    # its mining
     match: str = shared_options.match("", "; default: strings, or the setting of a stage's mining")

@@ -20,7 +20,7 @@ class Ledger:
     """
 
     def __init__(self, folder: Path, log: Callable[[str], None] | None = None) -> None:
-        # A log file shows the current step only if lines are flushed.
+        # Lines are flushed, so that a log file shows the current step.
         self.folder, self.log = folder, log or partial(print, flush=True)
 
     def run_step(
@@ -45,11 +45,11 @@ class Ledger:
             if same_inputs and self._are_unchanged(record["files"]) and is_complete():
                 self.log(f"== {name}: already done")
                 return record["files"]
-            self.log(f"== {name}: again, because its {'files' if same_inputs else 'inputs'} changed")
+            self.log(f"== {name}: runs again, because its {'files' if same_inputs else 'inputs'} changed")
         except FileNotFoundError:
             self.log(f"== {name}")
         except (ValueError, KeyError, TypeError):
-            self.log(f"== {name}: again, because {path} is damaged")
+            self.log(f"== {name}: runs again, because {path} is damaged")
         files = {os.path.relpath(output, self.folder): sha256_file(output) for output in make()}
         write_json(path, with_digest({"fingerprint": fingerprint, "inputs": inputs, "files": files}))
         return files

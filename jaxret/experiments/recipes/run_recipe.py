@@ -82,7 +82,7 @@ def run_stages(
         stages: the stages in order.
         workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
-        log: takes a line for each step; None prints it.
+        log: called with a line for each step; None: lines are printed.
     """
     folder = Workdir(workdir).path
     require_folder_kind(folder, RECIPE)
@@ -182,7 +182,7 @@ class _Recipe:
         return [digest for name, digest in self._outputs.get(step, {}).items() if name.endswith(".jsonl")]
 
     def _digest(self, files: Iterable[Path]) -> list[list[str]]:
-        """Return [name, digest] of each file, without its folder. A file is read once per recipe."""
+        """Return [name without folder, digest] of each file. A file is read once per recipe."""
         name_digests = []
         for path in files:
             if path not in self._digests:

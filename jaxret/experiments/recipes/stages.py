@@ -26,7 +26,7 @@ from jaxret.training.losses.group_losses import distillation_keys
 _STAGE_KEYS = ("name", "suffix", "base", "mine", "teacher", "config", "rounds")
 TRAINING_DATA = "data"  # entry of "concat" for the records of data.train
 _MINING_KEYS = ("pools", "concat")  # keys of a stage's "mine" in addition to the fields of MiningSettings
-_SHARED_GROUPS = ("data.", "mesh.", "seed.")  # keys of the command line that also change stages with another config
+_SHARED_GROUPS = ("data.", "mesh.", "seed.")  # keys that, on the command line, also apply to stages with another config
 
 
 @dataclass(frozen=True)

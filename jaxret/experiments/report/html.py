@@ -30,7 +30,7 @@ def value_cell(value: float | int | None, form: str = ",.4f") -> Number:
 
 
 def join_html(parts: Sequence[str]) -> Html:
-    """Return the parts that are not empty, each on a line of its own."""
+    """Return the parts that are not empty, each on a separate line."""
     return Html("\n".join(as_html(part) for part in parts if part))
 
 
@@ -61,7 +61,7 @@ def collapsible(summary: str, *children: str) -> Html:
 
 
 def data_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Html:
-    """Return a table that can be sorted by each column. It has a scroll bar of its own on a narrow page.
+    """Return a table that can be sorted by each column. It has its own scroll bar on a narrow page.
 
     The first cell of a row is its header. A column is aligned right if its first cell is a number.
 

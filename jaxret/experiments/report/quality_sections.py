@@ -208,7 +208,8 @@ def cost_section(files: ReportFiles) -> Html:
         costs = {run: run.results[set_results.name].get("cost", {}) for run in set_results.runs}
         parts.append(tag("h3", set_results.name))
         parts.append(_cost_pictures(set_results, costs, f"cost-{number_of_set}"))
-        header = ["run", measure, "bytes a passage", "encoding p50, ms", "p99", "search p50, ms", "p99", "k", "backend"]
+        times = ("encoding p50, ms", "p99", "search p50, ms", "p99")
+        header = ["run", measure, "bytes per passage", *times, "k", "backend"]
         rows = [_cost_cells(run, set_results.name, measure, cost) for run, cost in costs.items()]
         parts.append(data_table("One query at a time", header, rows))
         if any("latency" not in cost for cost in costs.values()):
@@ -220,7 +221,7 @@ def cost_section(files: ReportFiles) -> Html:
     if parts:
         return join_html(parts)
     return missing_note(
-        "No run was evaluated, so there is no cost beside its quality. A search measures both:", _SEARCH_COMMAND
+        "No run was evaluated, so costs cannot be compared with quality. A search measures both:", _SEARCH_COMMAND
     )
 
 
@@ -250,8 +251,8 @@ def _cost_pictures(set_results: ComparedSet, costs: dict[RunFiles, dict[str, Any
             sizes[run.label] = cost["bytes_per_passage"], quality
         if "latency" in cost:
             times[run.label] = sum(cost["latency"][f"{phase}_ms"]["p50"] for phase in ("encode", "search")), quality
-    latency = "ms a query, encoding and search, median"
-    storage_picture = partial(cost_picture, sizes, ("bytes a passage", measure))
+    latency = "ms per query, encoding and search, median"
+    storage_picture = partial(cost_picture, sizes, ("bytes per passage", measure))
     latency_picture = partial(cost_picture, times, (latency, measure))
     drawings: list[Drawing] = []
     drawings += [(storage_picture, "Quality against storage", f"{name}-storage")] if sizes else []

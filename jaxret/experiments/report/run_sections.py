@@ -104,7 +104,7 @@ def config_section(files: ReportFiles) -> Html:
         rows = [[key, *values[key]] for key in different_keys]
         parts.append(data_table(f"{len(different_keys)} keys differ", header, rows))
         if all(key.startswith("seed.") for key in keys_of_results(different_keys)):
-            parts.append(paragraph("Beside seeds, no key differs that results depend on."))
+            parts.append(paragraph("Of the keys that results depend on, only seeds differ."))
     else:
         parts.append(paragraph("The configs are equal." if len(runs) > 1 else "There is one run, so nothing differs."))
     equal_rows = [[key, values[key][0]] for key in keys if key not in different_keys]
@@ -179,7 +179,7 @@ def throughput_section(files: ReportFiles) -> Html:
     runs = [run for run in files.runs if any("seconds_per_step" in line for line in run.metrics)]
     if runs:
         parts.append(curves(files, ["tokens_per_second", "data_wait"]))
-        header = ["run", "device", "seconds a step", "tokens a second", "padding", "MFU", "data wait"]
+        header = ["run", "device", "seconds per step", "tokens per second", "padding", "MFU", "data wait"]
         parts.append(data_table("Training: medians over the logged steps", header, [_speed_cells(run) for run in runs]))
         parts.append(
             paragraph(
@@ -192,7 +192,7 @@ def throughput_section(files: ReportFiles) -> Html:
         parts.append(missing_note("No training step was timed; a run is trained by", "jaxret train --workdir=RUN"))
     times = [(run.label, corpus, timing) for run in files.runs for corpus, timing in run.encoding_times.items()]
     if times:
-        header = ["run", "corpus", "passages", "passages a second", "ms a passage", "device"]
+        header = ["run", "corpus", "passages", "passages per second", "ms per passage", "device"]
         rows: list[list[Cell]] = [
             [label, corpus, value_cell(timing["passages"], ",.0f"), value_cell(timing["passages_per_second"], ",.1f"),
              value_cell(timing["ms_per_passage"], ",.3f"), f"{timing['devices']} × {timing['device']}"]

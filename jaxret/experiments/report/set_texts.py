@@ -69,13 +69,12 @@ class SetTexts:
         for run in self.set_results.runs:
             if folders := _corpus_folders(run, self.set_results.name):
                 return [Passages(folder) for folder in reversed(folders)]
-        raise FileNotFoundError(
-            "no run has the encoded corpus of these results any more, so the texts cannot be located"
-        )
+        raise FileNotFoundError("no run still has the encoded corpus of these results, so the texts cannot be found")
 
 
 def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
-    """Return the folders with the parts of the corpus that a result was measured on; [] if the run has them no more."""
+    """Return the folders with the parts of the corpus that a result was measured on; [] if the run no longer has
+    them."""
     corpus = run.results[result]["provenance"]["corpus"]
     for name in run.workdir.corpora:
         encoded_corpus = open_encoded(run.workdir.embeddings(name), verify=False)

@@ -17,7 +17,7 @@ from jaxret.experiments.report.set_texts import SetTexts
 from jaxret.index.source import encoded_source, open_source
 from jaxret.runs.run_warnings import RunWarning
 
-READ_BYTES = 2**28  # a report reads no larger data; `jaxret data check` does
+READ_BYTES = 2**28  # larger data are not read by a report, but by `jaxret data check`
 _KIND_TITLES = {
     "truncation": "Cut texts",
     "collapse": "Collapsed vectors",
@@ -122,7 +122,7 @@ def _leak_warnings(files: ReportFiles) -> Iterator[RunWarning]:
                 yield RunWarning(
                     "leak",
                     f"{len(leaks):,} of {len(queries):,} queries of {name} are in {source} ({split}), which "
-                    f"{', '.join(labels)} trained on, as {leaks[0].text!r}",
+                    f"{', '.join(labels)} trained on, such as {leaks[0].text!r}",
                 )
 
 

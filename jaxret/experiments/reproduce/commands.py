@@ -170,8 +170,9 @@ def _split_commands(case: Case, places: Places) -> list[list[str]]:
 def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
     """Return the folder of the run (or recipe) that a case is measured with.
 
-    Rows whose models are trained by the same command share a folder, which is named after the first of these rows. They
-    are stages of one recipe, or a system that several tables have. Rows of BM25 with the same settings share an index.
+    Rows whose models are trained by the same command share a folder, which is named after the first of these rows. Such
+    rows are stages of one recipe, or a system that is in several tables. Rows of BM25 with the same settings share an
+    index.
     """
     if resolved(case.row).verb == "bm25":
         return places.workdir / "-".join(
@@ -204,7 +205,7 @@ def _training_settings(row: PaperRow, source: PaperData) -> tuple[object, ...]:
 
 def _changed_keys(row: PaperRow, config: str) -> dict[str, Any]:
     """Return a row's keys whose values differ from its config. For a recipe these are all keys, because its stages have
-    values of their own."""
+    their own values."""
     if row.verb == "recipe" or not config:
         return dict(row.set)
     values = _config_values(config)

@@ -1,4 +1,4 @@
-"""Run a row of a paper's table, and print the paper's numbers beside the measured ones."""
+"""Run a row of a paper's table, and print the paper's numbers next to the measured ones."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from jaxret.runs.identity import without_seeds
 from jaxret.storage.atomic import sha256_json
 
 _PARSERS: dict[type, Any] = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
-# Keys that a run's identity does not contain, because data.json has digests of the files. In a sweep another path
+# Keys that are not part of a run's identity, because data.json has digests of the files. In a sweep, another path
 # counts as other data.
 _PATHS = ("data.train", "data.dev", "data.dev_negatives_run")
 
@@ -93,7 +93,7 @@ def point_changes(point: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
 def require_distinct_points(grid: Grid, configs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Raise ValueError if two points train the same system.
 
-    A key of `head.FAMILY.` counts only where head.name is that family.
+    A key of `head.FAMILY.` counts only if head.name is that family.
 
     Args:
         grid: the grid whose keys the error names.
@@ -127,7 +127,7 @@ def _read_seeds(seeds: Sequence[str]) -> tuple[int, ...]:
             )
         values.append(int(text))
     if duplicates := [value for value in values if values.count(value) > 1]:
-        raise ValueError(f"--seeds has {duplicates[0]} twice; a run counts once")
+        raise ValueError(f"--seeds has {duplicates[0]} twice; a run counts only once")
     return tuple(values)
 
 
@@ -139,7 +139,7 @@ def _read_values(entry: str, key: str, text: str, config: ConfigDict) -> tuple[A
     for value in values:
         change_config(config, {key: value}, "the config")
     if duplicates := [value for value in values if values.count(value) > 1]:
-        raise ValueError(f"--grid={entry}: {format_value(duplicates[0])} occurs twice; a point counts once")
+        raise ValueError(f"--grid={entry}: {format_value(duplicates[0])} occurs twice; a point counts only once")
     return tuple(values)
 
 

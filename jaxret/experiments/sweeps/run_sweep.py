@@ -1,4 +1,4 @@
-"""Run the points of a grid, each as a recipe in a folder of its own, and compare them.
+"""Run the points of a grid, each as a recipe in a separate folder, and compare them.
 
 WORKDIR/sweep.json        settings that all points share; a sweep with other settings is refused
         POINT/            the recipe of a point (recipes/run_recipe.py), or POINT/seed-N/ if there are seeds
@@ -55,7 +55,7 @@ from jaxret.storage.folder_kinds import SWEEP, require_folder_kind
 from jaxret.storage.leases import Leases
 from jaxret.storage.lockfile import LockedError
 
-STAGE = "run"  # name of the only stage of a config that is trained as it is
+STAGE = "run"  # name of the only stage of a config without stages
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _shared_evaluation(setup: SweepSetup, runs: Sequence[SweepRun]) -> Evaluatio
 
 def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
     """Check the steps of all runs, and raise the first error with the label of its point. One seed of a point is
-    checked, because seeds do not matter here."""
+    checked, because seeds do not affect the checks."""
     for run in {run.label: run for run in reversed(runs)}.values():
         try:
             check_recipe(run.stages, run.folder, evaluation)
@@ -246,7 +246,7 @@ def _diversity_scores(runs: Sequence[SweepRun]) -> list[Score]:
 
 def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: Path) -> None:
     """Write the settings that all points share, or require that they equal sweep.json. Swept values and seeds are not
-    among them, so a later command may add some."""
+    among them, so that a later command may add more of them."""
     path, keys = folder / "sweep.json", set(setup.grid.keys)
     config = flatten(config_json(change_config(load_config(setup.config), setup.overrides, setup.config)))
     settings = {

@@ -15,7 +15,7 @@ from jaxret.search.in_memory import vectors_of
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged
 
-_QUERY_VECTORS = 32  # vectors of a stored passage that stand for a query under late interaction
+_QUERY_VECTORS = 32  # vectors of a stored passage that are used as a query under late interaction
 
 
 def sample_queries(encoded_corpus: EncodedCorpus, sample: int) -> Ragged:

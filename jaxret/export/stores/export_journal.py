@@ -27,8 +27,8 @@ class ExportJournal:
     def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
         """Read the journal in `out`, if there is one. `identity` describes the exported vectors and the table, as JSON.
 
-        Raises FileExistsError for a folder that is no export, ContractError for another export, and ValueError for a
-        damaged file.
+        Raises FileExistsError for a folder that is not an export, ContractError for another export, and ValueError for
+        a damaged file.
         """
         self.out, self._identity = out, dict(identity)
         self.entries: list[dict[str, Any]] = []

@@ -34,7 +34,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 # Fields of configs that are axes of stored tensors; a field that a config lacks is skipped.
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size")
 _TABLES = ("max_positions", "type_vocab_size")  # axes of BERT's tables; encoders that rotate positions store no table
-_MOST_LABELS = 100_000  # labels of a classifier: not read here, but transformers makes a table of them
+_MOST_LABELS = 100_000  # labels of a classifier; jaxret does not read them, but transformers makes a table of them
 _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
@@ -45,13 +45,13 @@ def read_config(directory: str | Path) -> EncoderConfig:
     raw = read_settings(path)
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise ValueError(f"{path}: model_type is {kind!r}; implemented are {', '.join(sorted(ARCHITECTURES))}")
+        raise ValueError(f"{path}: model_type is {kind!r}; it must be one of {', '.join(sorted(ARCHITECTURES))}")
     architecture = ARCHITECTURES[kind]
     try:
         config = architecture.read(raw)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    except (TypeError, AttributeError) as error:  # a list for a number, and the like
+    except (TypeError, AttributeError) as error:  # such as a list in place of a number
         raise ValueError(f"{path}: a value has a wrong type ({error})") from error
     require_usable_by_transformers(raw, config, path)
     if has_weights(Path(directory)):
@@ -66,8 +66,8 @@ def is_language_model(config: EncoderConfig) -> bool:
 
 
 def require_usable_by_transformers(raw: Mapping[str, Any], config: EncoderConfig, path: Path) -> None:
-    """Raise ValueError for a value that only transformers reads, and that would cost it gigabytes or an obscure error.
-    Vectors are compared with those of transformers.
+    """Raise ValueError for a value that only transformers reads, and that would make it use gigabytes or raise an
+    obscure error. Vectors are compared with those of transformers.
 
     Args:
         raw: content of config.json.
@@ -103,7 +103,7 @@ def require_stored_sizes(
     ):
         if (value := getattr(config, field, 0)) > limit:
             key = architecture.keys[field].name
-            raise ValueError(f"{path}: {key} is {value:,}, but model.safetensors beside it has {limit:,} {what}")
+            raise ValueError(f"{path}: {key} is {value:,}, but model.safetensors next to it has {limit:,} {what}")
 
 
 def make_encoder(config: EncoderConfig, compute: Compute = Compute()) -> nn.Module:

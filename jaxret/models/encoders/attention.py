@@ -22,9 +22,9 @@ def erf(x: jax.Array) -> jax.Array:
     """Return the error function of x, with a derivative that works inside `jax.shard_map` on every supported JAX.
 
     In jax 0.12.0 the derivative of `jax.lax.erf` calls `jax.lax.polynomial`, which raises inside `jax.shard_map`
-    (Primitive polynomial requires varying manual axes to match): its coefficients are constants that do not vary over
-    the mesh (docs/upstream.md). This derivative is the formula that JAX 0.10 and 0.11 use, in the same order of
-    operations.
+    (Primitive polynomial requires varying manual axes to match): the cause is its coefficients, constants that do not
+    vary over the mesh (docs/upstream.md). This derivative is the formula that JAX 0.10 and 0.11 use, in the same order
+    of operations.
     """
     return jax.lax.erf(x)
 
@@ -96,7 +96,7 @@ def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) ->
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))  # [B,heads,T,width], the order of products
     if query.shape[1] == key.shape[1]:
         scores = product("bhqw,bhkw->bhqk", query, key, dtype, jnp.float32)
-    else:  # heads that share a key are an axis of their own, so that no key is copied
+    else:  # heads that share a key get a separate axis, so that no key is copied
         query_groups = query.reshape(len(query), key.shape[1], -1, *query.shape[2:])
         scores = product("bhgqw,bhkw->bhgqk", query_groups, key, dtype, jnp.float32)
         scores = scores.reshape(*query.shape[:3], key.shape[2])

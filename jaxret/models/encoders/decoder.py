@@ -61,10 +61,10 @@ class DecoderConfig:
     theta: Number = 10_000.0  # base of the rotary rates, theta ** -(2i / head_size)
     local_theta: Number = 0.0  # theta of layers with a window; 0: the same theta
     rope_type: str = "default"  # scaling of theta's rates: default (none), linear or llama3
-    rope_factor: Number = 1.0  # linear, llama3: scaled rates are divided by it
-    rope_low: Number = 1.0  # llama3: rates of wavelengths above rope_original / rope_low are scaled
-    rope_high: Number = 4.0  # llama3: rates of wavelengths below rope_original / rope_high are not scaled
-    rope_original: int = 8192  # llama3: tokens of a text before the extension to longer texts
+    rope_factor: Number = 1.0  # for linear and llama3: divisor of the scaled rates
+    rope_low: Number = 1.0  # for llama3: rates of wavelengths above rope_original / rope_low are scaled
+    rope_high: Number = 4.0  # for llama3: rates of wavelengths below rope_original / rope_high are not scaled
+    rope_original: int = 8192  # for llama3: longest text, in tokens, before the extension to longer texts
     window: int = 0  # tokens that a token attends to in layers with a window; 0: no layer has one
     first_window: int = 0  # the first layer with a window
     global_every: int = 0  # every n-th layer has no window; 0: all layers from first_window on have one
@@ -240,7 +240,8 @@ class Decoder(nn.Module):
 def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
     """Return the constants that may differ between layers, each with a leading layer axis.
 
-    backward and forward: how many positions before and after itself a token attends. rates: rotary angles per position.
+    backward and forward: how far a token attends before and after itself, in positions. rates: rotary angles per
+    position.
     """
     windows = layer_windows(config)
     local = rotary_rates(config.local_theta or config.theta, config.head_size)
@@ -262,7 +263,7 @@ def layers_with_window(config: DecoderConfig) -> list[bool]:
 
 
 def layer_windows(config: DecoderConfig) -> list[tuple[int, int]]:
-    """Return (backward, forward) for each layer: how many positions before and after itself a token attends."""
+    """Return (backward, forward) for each layer: how far a token attends before and after itself, in positions."""
     side = config.window // 2 if config.gemma else config.window
     local, no_bound = ((config.window - 1, 0), (FAR, 0)) if config.causal else ((side, side), (FAR, FAR))
     return [local if window else no_bound for window in layers_with_window(config)]

@@ -1,4 +1,4 @@
-"""Dense modules of sentence-transformers and PyLate: each is a matrix in a folder of its own."""
+"""Dense modules of sentence-transformers and PyLate: each is a matrix in a separate folder."""
 
 from __future__ import annotations
 

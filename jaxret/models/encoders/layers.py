@@ -52,7 +52,8 @@ class Compute:
     interpret: bool = False  # whether XLA runs kernels, so that tests can use a CPU
     adapters: Adapters | None = None  # None: dense layers have no adapters
     # Whether layers are trained without a loop. On a CPU, a step then takes an eighth less time, but compile time grows
-    # with depth. Not for recomputation: without a loop, XLA on a CPU keeps the activations that should be recomputed.
+    # with depth. It is off with recomputation, because without a loop, XLA on a CPU keeps the activations that should
+    # be recomputed.
     unrolled: bool = False
 
     @property
@@ -245,8 +246,8 @@ class Dropout(nn.Module):
 
     @property
     def active(self) -> bool:
-        """Return whether numbers are dropped. None are dropped at initialization, which every start of a run traces:
-        no parameter depends on it."""
+        """Return whether numbers are dropped. At initialization, which every start of a run traces, none are dropped,
+        because no parameter depends on dropout."""
         return self.training and self.rate > 0 and not self.is_initializing()
 
     @nn.compact

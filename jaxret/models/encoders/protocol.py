@@ -16,11 +16,11 @@ from jaxret.types import HiddenStates, Tokens
 # Abilities that a head or the config may need. `EncoderConfig.lacks` has the reason for each missing ability.
 ABILITIES = (
     "fused_attention",  # scores have no bias, and only padding or distance masks keys
-    "cls",  # the first token is [CLS], whose state stands for the text
+    "cls",  # the first token is [CLS], whose state represents the text
     "leading_tokens",  # the states of the first tokens depend on the text after them
     "prefix_tokens",  # `prefix` may replace the first token
     "mlm_head",  # the files may have a pre-trained head of masked language modelling
-    "positioned_masks",  # `embed` exists, and the embeddings of several [MASK]s differ by position
+    "positioned_masks",  # there is `embed`, and its embeddings of several [MASK]s differ by position
 )
 
 
@@ -29,8 +29,8 @@ class EncoderConfig(Protocol):
     """Shapes and constants of an encoder, read from config.json: a frozen dataclass of plain values.
 
     A run's config may set `num_layers` (to use only the first layers). It may also set the bool fields `mlm_head`,
-    which exists unless "mlm_head" is lacking, and `normalize_intermediate`, which exists if states below the last layer
-    have no norm.
+    which exists unless the encoder lacks "mlm_head", and `normalize_intermediate`, which exists if states below the
+    last layer have no norm.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]

@@ -43,7 +43,7 @@ def flatten_rope(name: str, parameters: Any) -> dict[str, Any]:
         raise ValueError(f"{name} is {parameters!r}; a JSON object is needed")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in _SCALINGS:
-        raise ValueError(f"{name} is {parameters}; implemented is rope_type {' or '.join(map(repr, _SCALINGS))}")
+        raise ValueError(f"{name} is {parameters}; rope_type must be {' or '.join(map(repr, _SCALINGS))}")
     keys = {*_SCALINGS[kind], "rope_type", "type", "rope_theta"}
     problems = [f"lacks {key}" for key in _SCALINGS[kind] if key not in parameters]
     problems += [f"has the unknown key {key}" for key in sorted(parameters.keys() - keys)]

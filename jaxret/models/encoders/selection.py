@@ -24,13 +24,15 @@ class Selection:
     layers: Literal["all", "last"] = "all"  # all: L+1, from the embeddings to the last layer
 
     def last_layer_positions(self, length: int) -> int | None:
-        """Return the number of first positions that the last layer has to compute; None: all of `length`."""
+        """Return how many positions, from the first one, the last layer has to compute. None: all `length`
+        positions."""
         return None if self.mean or self.tokens is None or self.tokens >= length else self.tokens
 
     def select(
         self, hidden: Float[jax.Array, "R queries H"], layout: TokenLayout
     ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
-        """Return the selected positions of one layer's output. The output may have `last_layer_positions` alone."""
+        """Return the selected positions of one layer's output. The output may have only the first
+        `last_layer_positions`."""
         return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens), layout.mean_mask)
 
     def select_positions(
@@ -45,7 +47,7 @@ class Selection:
         Args:
             hidden: states of each text.
             mask: real tokens.
-            mean_mask: tokens that count in the mean; None: all real tokens.
+            mean_mask: tokens that are part of the mean; None: all real tokens.
         """
         parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
         if self.tokens is not None and self.tokens > hidden.shape[1]:

@@ -44,7 +44,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {  # key of the Transformer's settings -> v
     "config_args": ({},),
 }
 _TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}  # the only supported modality
-_POOLINGS = {  # key of older versions -> mode; sentence-transformers concatenates the vectors of several modes
+_POOLINGS = {  # key of older versions -> mode. With several modes, sentence-transformers concatenates the vectors
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -126,7 +126,7 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
         raise ValueError(f"{root / SETTINGS}: similarity_fn_name is {similarity!r}; it must be 'cosine' or 'dot'")
     size = settings.get("truncate_dim") or 0
     if type(size) is not int or size < 0:
-        raise ValueError(f"{root / SETTINGS}: truncate_dim is {size!r}; a whole number from 1 on is needed, or null")
+        raise ValueError(f"{root / SETTINGS}: truncate_dim is {size!r}; it must be a whole number, 1 or more, or null")
     cut = {DIMENSION_KEY: size} if size else {}
     prompts = _prompts(root / SETTINGS, settings)
     token, in_mean = _token(entries[1].folder / "config.json")
@@ -162,7 +162,7 @@ def _token(path: Path) -> tuple[str, bool]:
         raise ValueError(f"{path}: the pooling is {' and '.join(map(str, modes))}; {names} is implemented")
     in_mean = raw.get("include_prompt", True)
     if type(in_mean) is not bool:
-        raise ValueError(f"{path}: include_prompt is {in_mean!r}; true or false is needed")
+        raise ValueError(f"{path}: include_prompt is {in_mean!r}; it must be true or false")
     return tokens[modes[0]], in_mean
 
 
@@ -173,7 +173,7 @@ def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     if (name := settings.get("default_prompt_name")) not in (None, *prompt_names):
         raise ValueError(f"{path}: default_prompt_name is {name!r}, which is no prompt of queries or passages")
     if not isinstance(prompts, dict) or not all(isinstance(prompts.get(name) or "", str) for name in prompt_names):
-        raise ValueError(f"{path}: prompts is {prompts!r}; texts by name are needed")
+        raise ValueError(f"{path}: prompts is {prompts!r}; it must be an object of names and texts")
     return {key: next((prompts[name] for name in names if prompts.get(name)), "") for key, names in PROMPTS.items()}
 
 
@@ -200,5 +200,5 @@ def _read_lengths(folder: Path) -> dict[str, int]:
     lengths = {key: min(raw.get(f"{side}_length") or longest, longest) for side, key in LENGTH_KEYS.items()}
     for key, length in lengths.items():
         if type(length) is not int or length < 3:
-            raise ValueError(f"{path}: the length of texts, {key}, is {length!r}; it must be a whole number from 3 on")
+            raise ValueError(f"{path}: the length of texts, {key}, is {length!r}; it must be a whole number, 3 or more")
     return {key: length for key, length in lengths.items() if length < sys.maxsize}

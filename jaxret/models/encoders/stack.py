@@ -141,8 +141,8 @@ class Stack(nn.Module):
     def _initialize(
         self, hidden: jax.Array, per_layer: Tree, common_arguments: Tree, first: int | None
     ) -> tuple[jax.Array, Tree]:
-        """Make the parameters, and return arrays with the shapes of the result of `__call__`. Their values are of no
-        use, because every layer gets the same input."""
+        """Make the parameters, and return arrays with the shapes of the result of `__call__`. Their values are not
+        used, because every layer gets the same input."""
         row = jax.tree.map(lambda x: x[0], per_layer)
         arguments = common_arguments if per_layer is None else (row, *common_arguments)
         layers = jax.vmap(lambda rngs: self.layer(parent=None).init_with_output(rngs, hidden, *arguments))
@@ -182,8 +182,8 @@ def split_layers(params: Tree) -> Tree:
 
 @jax.custom_vjp
 def _gradient(stack: Tree) -> Tree:
-    """Return the carry that collects the gradients of all layers. In the forward pass, it is zeros that nothing
-    reads."""
+    """Return the carry that collects the gradients of all layers. In the forward pass, it consists of zeros,
+    which are not read."""
     return jax.tree.map(jnp.zeros_like, stack)
 
 

@@ -91,7 +91,7 @@ class Architecture:
     # config -> {parameter path: tensor name}. A module's name is without suffix, and "{}" is the layer. A parameter
     # with fewer rows than layers has rows for the last layers.
     names: Callable[[Any], Mapping[str, str]]
-    class_name: str  # transformers' class of the encoder alone
+    class_name: str  # transformers' class of the encoder without a head
     prefix: str = ""  # prefix of every tensor's name in models with a head
     only: Mapping[str, Any] = field(default_factory=dict)  # more options like PLAIN
     # Returns config.json with the keys of `keys`; raises ValueError if that is impossible.

@@ -81,7 +81,7 @@ class T5Config:
 def relative_buckets(length: int, buckets: int, max_distance: int) -> Int[jax.Array, "T T"]:
     """Return the bucket of each relative position, which is key position minus query position.
 
-    Each direction has half of the buckets. A small distance has a bucket of its own; larger distances share buckets
+    Each direction has half of the buckets. A small distance has its own bucket; larger distances share buckets
     whose width grows logarithmically up to `max_distance`.
     """
     distance = jnp.arange(length)[None] - jnp.arange(length)[:, None]  # [query,key]

@@ -114,8 +114,8 @@ def weights_digest(directory: str | Path, expected: str = "") -> str:
 
 
 def conversion_command(directory: Path) -> str:
-    """Return the shell command that writes model.safetensors from pytorch_model.bin. It needs torch, which is no
-    requirement of this package. `weights_only=True` keeps the pickle from running code."""
+    """Return the shell command that writes model.safetensors from pytorch_model.bin. It needs torch, which this package
+    does not require. `weights_only=True` keeps the pickle from running code."""
     folder = str(directory)
     code = (
         f"import torch, safetensors.torch as s; d = {folder!r}; "
@@ -127,7 +127,7 @@ def conversion_command(directory: Path) -> str:
 
 def gguf_command(path: Path) -> str:
     """Return the shell command that writes a Hugging Face directory from a GGUF file: config, tokenizer, and float32
-    weights. It needs torch, transformers and gguf, which are no requirements of this package."""
+    weights. It needs torch, transformers and gguf, which this package does not require."""
     code = (
         "from transformers import AutoModel, AutoTokenizer; "
         f"d, f = {str(path.parent)!r}, {path.name!r}; m = AutoModel.from_pretrained(d, gguf_file=f); "

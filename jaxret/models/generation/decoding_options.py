@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from jaxret.configs.options import check_options, option
 
 DECODING_METHODS = ("sample", "beam", "greedy")
-# Options that one method alone reads.
+# Options that only one method reads.
 _READ_BY = {
     "sample": ("seed", "temperature", "top_k", "top_p"),
     "beam": ("beams", "length_penalty", "early_stopping"),

@@ -16,7 +16,7 @@ from jaxret.models.heads.vocabulary import one_hot_maximum, strongest, torch_lin
 from jaxret.types import Embeddings, HiddenStates
 
 PRUNINGS = ("full", "semi", "linear", "average")
-FREE_IDS = 1000  # so many first ids of BERT's vocabulary are special or unused, and may be dropped
+FREE_IDS = 1000  # number of first ids of BERT's vocabulary that are special or unused, and may be dropped
 
 
 def prune(values: Float[jax.Array, "B vocabulary"], dimension: int, mode: str) -> Float[jax.Array, "B agg"]:
@@ -26,7 +26,7 @@ def prune(values: Float[jax.Array, "B vocabulary"], dimension: int, mode: str) -
     or, if these are more than FREE_IDS or all ids, it is padded with zeros at its end.
 
     "full": token t is in slot (t mod 2d) // 2. The slot's value is the larger one of the maximum over even tokens and
-    the maximum over odd tokens; with a minus sign if it is of odd tokens, or if both are equal.
+    the maximum over odd tokens; with a minus sign if the maximum over odd tokens is larger or both are equal.
     "semi": token t is in slot t mod d, whose value is the maximum.
     """
     width = 2 * dimension if mode == "full" else dimension
@@ -97,7 +97,7 @@ class AggretrieverHead(VectorHead):
 
     @property
     def has_words(self) -> bool:
-        """Return whether a part of the vector has slots of the vocabulary's words."""
+        """Return whether a part of the vector has entries for words of the vocabulary."""
         return self.lexical_dim > 0 and self.pruning != "average"
 
     def word_values(self, side: Side) -> str:

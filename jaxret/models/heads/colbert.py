@@ -106,13 +106,13 @@ class ColbertHead(VectorHead):
             return EVERY_TOKEN
         if side == "query" or pooling == "self_contrastive":
             return self.token
-        if pooling == "average":  # the average of tokens and their mean is the mean, too
+        if pooling == "average":  # the average of the tokens and of their mean equals the mean
             return "mean"
         return "" if self.token == "mean" else EVERY_TOKEN
 
     def contract(self) -> dict[str, Any]:
         keys = super().contract()
-        return {key: value for key, value in keys.items() if not (self.late and key == "token")}  # `late`: not used
+        return {key: value for key, value in keys.items() if not (self.late and key == "token")}  # unused by `late`
 
     def tokenizer_options(self) -> dict[str, Any]:
         markers = {"query": self.query_marker, "passage": self.passage_marker}

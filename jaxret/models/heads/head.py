@@ -61,7 +61,8 @@ class VectorHead(nn.Module):
     # Fields that change no result of a run that has begun, such as memory and initialization.
     FREE: ClassVar[tuple[str, ...]] = ()
     TOKENS: ClassVar[tuple[str, ...]] = TOKENS  # allowed values of `token`
-    # Whether the modules of sentence-transformers compute the family's vectors. Their directories then set its keys.
+    # Whether the standard modules of sentence-transformers can compute the family's vectors. If so, the settings in a
+    # directory of sentence-transformers become keys of the family.
     STOCK: ClassVar[bool] = False
     # Fields that are set by a directory with a model of this family from another library.
     DIRECTORY_KEYS: ClassVar[tuple[str, ...]] = ()

@@ -53,7 +53,7 @@ class I3Head(VectorHead):
     """V = 1. The query is h[L][0]. A passage's vector is the output of the interactor at [CLS].
 
     The reconstructor computes Z from the passage and a pseudo-query U of K = `pseudo_length` vectors. The interactor
-    combines the passage and Z.
+    combines the passage with Z.
 
     variant "paper": U is a parameter, which starts as the encoder's [MASK] embeddings. The reconstructor reads all
     passage tokens P; the interactor reads [P ; Z].

@@ -12,7 +12,7 @@ from jaxret.types import Embeddings, HiddenStates
 class MlrHead(VectorHead):
     """A passage's vectors come from layers S = {l1 < ... < lm = L} (MLR eq. 1), the last layer first, V = m.
 
-    S must contain the last layer, because the query's vector is of the last layer.
+    S must contain the last layer, because the query's vector comes from the last layer.
     """
 
     chosen: tuple[int, ...] = ()  # S; layer 0 is the output of the embeddings

@@ -61,7 +61,7 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
     lengths = {f"{side}_length": settings[f"{side}_length"] for side in LENGTH_KEYS}
     for key, length in lengths.items():
         if type(length) is not int or length < 4:
-            raise ValueError(f"{root / SETTINGS}: {key} is {length!r}; it must be a whole number from 4 on")
+            raise ValueError(f"{root / SETTINGS}: {key} is {length!r}; it must be a whole number, 4 or more")
     expansion = "none"
     if settings["do_query_expansion"]:
         expansion = "attended" if settings["attend_to_expansion_tokens"] else "unattended"
@@ -105,7 +105,7 @@ def pylate_settings(head: Any, lengths: Mapping[str, int], words: Mapping[int, s
     """
     if not head.late_interaction():
         raise ValueError(
-            "PyLate needs a vector for every token of a query, and this run has one for a query: use --to=hf"
+            "PyLate needs a vector for every token of a query, but this run has one per query: use --to=hf"
         )
     prefixes = {"query_prefix": head.query_marker, "document_prefix": head.passage_marker}
     return {
@@ -135,7 +135,7 @@ def _read_settings(root: Path) -> dict[str, Any]:
             f"{path}: model_type is {kind!r}; it must be 'ColBERT', because {root / MODULES} has PyLate's modules"
         )
     if settings.get("default_prompt_name"):
-        raise ValueError(f"{path}: default_prompt_name is {settings['default_prompt_name']!r}; none is read")
+        raise ValueError(f"{path}: default_prompt_name is {settings['default_prompt_name']!r}; it must be null")
     for key in DEFAULTS:
         if settings[key] is None:
             settings[key] = DEFAULTS[key]
@@ -143,7 +143,7 @@ def _read_settings(root: Path) -> dict[str, Any]:
 
 
 def _marker(root: Path, backend: Any, prefix: str) -> int:
-    """Return the id of a marker, or -1 if `prefix` is empty. Raises ValueError for a marker that is no token."""
+    """Return the id of a marker, or -1 if `prefix` is empty. Raises ValueError for a marker that is not a token."""
     if not prefix:
         return -1
     if (id := backend.token_to_id(prefix)) is None:

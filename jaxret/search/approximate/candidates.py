@@ -1,7 +1,7 @@
-"""Approximate search of many vectors a passage: the N passages that one proxy vector each ranks highest (`proxies.py`)
-are scored exactly.
+"""Approximate search of passages with many vectors. They are ranked by one proxy vector each (`proxies.py`), and the
+first N are scored exactly.
 
-All results have exact scores; passages that are not candidates are missed, and `compare_with_exact` measures how often.
+All results have exact scores. Passages that are not candidates are missed; `compare_with_exact` measures how often.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class CandidateGenerator:
     def open(
         cls, corpus: StoredCorpus, spec: CandidateSpec, backend: Backend, many: bool = False
     ) -> CandidateGenerator:
-        """Return a generator. Raises ValueError if passages have one vector: their search is exact without it.
+        """Return a generator. Raises ValueError if passages have one vector, because proxies would save nothing.
 
         Args:
             spec: proxy and number of candidates.
             backend: the backend that ranks proxies.
-            many: whether there will be many searches: the proxies are kept in memory if they fit.
+            many: whether there will be many searches; then the proxies are kept in memory if they fit.
         """
         spec.require_several(None if corpus.ragged else next(iter(corpus))[1].shape[1])
         proxies = ProxyCorpus(corpus, PROXIES[spec.proxy].of(corpus.dimension))
@@ -95,12 +95,12 @@ class CandidateGenerator:
 
     @property
     def count(self) -> int:
-        """Return how many candidates a query has."""
+        """Return the number of candidates of a query."""
         return min(self.spec.passages, self.corpus.total_rows)
 
     @property
     def description(self) -> str:
-        """Return a line with the backend and the proxy that it ranks."""
+        """Return a line with the backend and the proxy."""
         return f"{self.backend.description}, {self.count:,} candidates a query by {self.spec.proxy}"
 
     def __call__(self, vectors: Ragged, corpus: StoredCorpus, k: int, progress: bool = False) -> SearchResult:
@@ -155,7 +155,7 @@ def compare_with_exact(
 
 
 def describe_recall(comparison: Mapping[str, Any]) -> str:
-    """Return a line on the recall of an approximate search."""
+    """Return a line about the recall of an approximate search."""
     recalls = ", ".join(f"R@{depth} {value:.4f}" for depth, value in comparison["recall_of_exact"].items())
     return (
         f"approximate ({comparison['candidates']}): of what exact search finds, {recalls} was found, "

@@ -47,7 +47,7 @@ def build_faiss_index(encoded_corpus: EncodedCorpus, folder: Path, options: Inde
         encoded_corpus: the vectors.
         options: the fields factory, train_vectors and seed are used.
 
-    Raises ValueError for a factory string of no supported index, and for too few vectors to train on.
+    Raises ValueError for a factory string of an unsupported index, and for too few vectors to train on.
     """
     width, start_time = require_one_query_vector(encoded_corpus), time.perf_counter()
     index = make_index(options.factory, encoded_corpus.dimension, options.seed)
@@ -66,7 +66,7 @@ def build_faiss_index(encoded_corpus: EncodedCorpus, folder: Path, options: Inde
         "train_seconds": round(ready - start_time, 2),
         "add_seconds": round(time.perf_counter() - ready, 2),
     }
-    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is replaced now
+    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is now replaced
     path = folder / "index.faiss"
     _write_index(index, path)
     manifest = {
@@ -83,7 +83,7 @@ def build_faiss_index(encoded_corpus: EncodedCorpus, folder: Path, options: Inde
     write_json(folder / "manifest.json", with_digest(manifest))
     print(
         f"trained in {build_record['train_seconds']:,.1f} s, added in {build_record['add_seconds']:,.1f} s; "
-        f"{path.stat().st_size / 2**20:,.1f} MiB on disk, {path.stat().st_size / total:,.0f} bytes a vector; "
+        f"{path.stat().st_size / 2**20:,.1f} MiB on disk, {path.stat().st_size / total:,.0f} bytes per vector; "
         f"this process held {peak_memory() / 2**20:,.0f} MiB at most"
     )
 
@@ -149,7 +149,7 @@ def passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: int) ->
     )
     vectors = take_rows(encoded_corpus, rows)
     vector_numbers = random.integers(vectors.shape[1], size=len(rows))
-    source = "passages' own vectors in place of questions, each without itself"
+    source = "vectors of passages in place of questions, each without its own passage"
     return RecallQueries(vectors[np.arange(len(rows)), vector_numbers], source, rows)
 
 

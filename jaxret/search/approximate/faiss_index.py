@@ -61,7 +61,7 @@ class FaissIndex(MeasuredIndex):
     def _require_unwritten(self) -> None:
         """Raise ShardError if the mapped file was changed: reading a part that was cut off would kill the process.
 
-        A new file of the same name is no error, because the old one stays mapped.
+        A new file of the same name is not an error, because the old one stays mapped.
         """
         current_state = file_state(self.file) if self.file else MISSING
         if current_state.inode == self.state.inode and (difference := self.state.difference(current_state)):

@@ -40,7 +40,7 @@ class MeasuredIndex:
         }
 
     def describe(self, k: int) -> str:
-        """Return a line on a search for k passages with its parameters, candidates and recall."""
+        """Return a line about a search for k passages: its parameters, candidates and recall."""
         parts = [self.factory, self.parameters, f"{self.candidates(k):,} candidates scored exactly"]
         line = ", ".join(part for part in parts if part)
         if (recall := self.recall(k)) is None:

@@ -39,7 +39,8 @@ class Proxy(Protocol):
 
 @dataclass(frozen=True)
 class MeanProxy:
-    """The sum of the query's vectors and the mean of the passage's vectors: means over v replace the maxima."""
+    """The sum of the query's vectors, and the mean of the passage's vectors. In the score, means over v replace
+    maxima."""
 
     dimension: int
     name: ClassVar[str] = "mean"
@@ -66,10 +67,10 @@ class MuveraProxy:
     """Fixed-dimensional encodings (MUVERA, Dhulipala et al. 2024, section 2): R encodings, concatenated.
 
     Each encoding divides space into B = 2^k buckets by the signs of k random products (the first product gives the
-    highest bit), and maps a vector x to y = x P / sqrt(d') with a random matrix P of +1 and -1. Of a query, a bucket
-    holds the sum of its y; of a passage, their mean. A bucket without passage vectors holds the y of the first vector
-    with the fewest different signs. The product of two encodings approximates the score; the query's encoding is
-    divided by R.
+    highest bit), and maps a vector x to y = x P / sqrt(d') with a random matrix P of +1 and -1. A bucket of a query
+    holds the sum of its y, a bucket of a passage their mean. A bucket without vectors of the passage holds the y of the
+    vector whose signs differ least from the bucket's (the first of several). The product of two encodings approximates
+    the score; the query's encoding is divided by R.
     """
 
     planes: np.ndarray  # [R,D,k] float32
@@ -105,7 +106,7 @@ class MuveraProxy:
         return planes, signs / np.float32(np.sqrt(width))
 
     def _assign_buckets(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the buckets [R,n] int64 of vectors [n,D], and their y [R,n,d']."""
+        """Return the buckets [R,n] int64 of vectors [n,D], and the mapped vectors y [R,n,d']."""
         repetitions, _, bits = self.planes.shape
         planes, signs = self._joined_matrices
         above = (vectors @ planes > 0).reshape(len(vectors), repetitions, bits)
@@ -113,7 +114,7 @@ class MuveraProxy:
         return buckets.T, (vectors @ signs).reshape(len(vectors), repetitions, -1).swapaxes(0, 1)
 
     def _sum_buckets(self, buckets: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sum of y in each bucket [R,B,d'], and the counts [R,B]."""
+        """Return the sum of the mapped vectors y in each bucket [R,B,d'], and their number [R,B]."""
         inside = (buckets[:, None] == np.arange(2 ** self.planes.shape[2])[:, None]).astype(np.float32)
         return inside @ y, inside.sum(axis=2)
 

@@ -64,7 +64,7 @@ def build_seismic_index(encoded_corpus: EncodedCorpus, folder: Path, options: In
             )
             largest = max(largest, float(norms.max()))
             bar.update(len(shard))
-    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is replaced now
+    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is now replaced
     path = folder / _INDEX_FILE
     with quiet_output():
         index = library.SeismicIndex.build_from_dataset(passages, **settings)
@@ -129,5 +129,5 @@ def sparse_passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: 
         begin, end = np.searchsorted(rows, [first, first + len(shard)])
         if begin < end:
             parts.append(shard.take(rows[begin:end] - first))
-    source = "passages' own words in place of questions, each without itself"
+    source = "words of passages in place of questions, each without its own passage"
     return RecallQueries(SparseRows.joined(parts).astype(np.float32), source, rows)

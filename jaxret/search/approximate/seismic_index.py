@@ -26,7 +26,7 @@ from jaxret.search.proof import SearchResult
 from jaxret.types import SparseRows
 
 FACTORY_NAME = "seismic"  # the beginning of the factory strings of these indexes; build settings may follow
-# The settings of a build and of a search, and their types. A build setting that is left out has Seismic's default.
+# The settings of a build and of a search, and their types. A build setting that is not given has Seismic's default.
 BUILD_SETTINGS: dict[str, type] = {
     "n_postings": int,
     "centroid_fraction": float,
@@ -138,8 +138,8 @@ class SeismicIndex(MeasuredIndex):
 def open_seismic_index(encoded_corpus: EncodedCorpus, name: str, parameters: str = "") -> SeismicIndex:
     """Open an index of a sparse corpus after checking its digest; `parameters` "" means those in its manifest.
 
-    Raises as `open_index_manifest` does, ShardError if the index is damaged, and ValueError for a parameter that does
-    not exist.
+    Raises the errors of `open_index_manifest`, ShardError if the index is damaged, and ValueError for a parameter that
+    does not exist.
     """
     folder, manifest = open_index_manifest(encoded_corpus, name)
     check_index_file(folder, manifest)

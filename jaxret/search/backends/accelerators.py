@@ -75,7 +75,7 @@ def plan_cells(rows: int, shape: tuple[int, int], precision: Precision, devices:
         platform: the result of `platform_of`.
     """
     width, cell, multiple, steps = shape[0], TPU_CELL if platform == "tpu" else CELL, 1, 16
-    if gpu_kernel.can_take(platform, *shape, precision.dtype):  # cells are large: finer steps leave less of them empty
+    if gpu_kernel.can_take(platform, *shape, precision.dtype):  # cells are large, so sizes in finer steps waste less
         cell, multiple, steps = min(MAXIMA_CELL, MAXIMA_NUMBERS // shape[1]), gpu_kernel.TILE_PLACES, 128
     cells = devices * math.ceil(rows * width / (devices * cell))
     size = rounded_size(math.ceil(rows / cells), steps)

@@ -175,8 +175,9 @@ def best_columns(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _import_faiss() -> tuple[Any, str | None]:
-    """Return (module, None), or (None, reason) if it cannot be imported, as a GPU build without CUDA's libraries."""
-    logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # below, it reports every build that is not installed
+    """Return (module, None), or (None, reason) if it cannot be imported, such as a GPU build without CUDA's
+    libraries."""
+    logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # INFO reports every build that is not installed
     try:
         return importlib.import_module("faiss"), None
     except (ImportError, OSError) as error:

@@ -31,7 +31,7 @@ def can_take(platform: str, width: int, dimension: int, dtype: Any) -> bool:
 
     Args:
         platform: the result of `accelerators.platform_of`.
-        width: vectors of a row.
+        width: number of vectors per row.
         dimension: dimension of the vectors.
         dtype: dtype of the vectors.
     """
@@ -60,7 +60,7 @@ def group_maxima(
 
     (count, dimension), size = queries.numbers.shape, vectors.numbers.shape[1]
     if vectors.numbers.size > IN_32_BITS // 2 and _bytes(vectors.numbers) <= IN_32_BITS:
-        vectors = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, cell, 1), vectors)  # a copy
+        vectors = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, cell, 1), vectors)  # copies the cell
         cell = jnp.zeros_like(cell)
     rows = min(TILE_QUERIES, count)
 

@@ -1,5 +1,5 @@
-"""Vectors in int8 beside the same vectors in float32, for single queries. Searching for one query takes as long as
-reading the vectors, and int8 has a quarter of the bytes.
+"""Vectors in int8, kept together with the same vectors in float32, for single queries. Searching for one query takes as
+long as reading the vectors, and int8 has a quarter of the bytes.
 
 With a scale for each dimension, s_j = max |d_j| / 127, a vector d becomes z_j = rint(d_j / s_j), which represents d'_j
 = z_j s_j. A query becomes w_j = rint(q_j s_j / t), with t = max |q_j s_j| / 127. The errors e = d - d' and r_j = q_j

@@ -55,7 +55,8 @@ class DeviceVectorLists:
         best_hits = search_lists(query_arrays, owner, self.vectors, self.mask, padded_count, computed_k, tile_size)
         scores, places = (np.asarray(x)[:count] for x in best_hits)
         bound = scores[:, k - 1] if k < self.real else np.full(count, -np.inf, np.float32)
-        # Padding scores -inf and comes last, because no product of vectors that passed `upper_norms` overflows.
+        # Padding has the score -inf and comes last, because products of vectors that passed `upper_norms` never
+        # overflow.
         assert (places[:, :k] < self.real).all()
         return BlockHits(scores[:, :k], places[:, :k].astype(np.int64), bound)
 

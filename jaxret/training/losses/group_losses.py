@@ -26,7 +26,7 @@ class KlSettings:
     weight: float = 0.0  # weight of the term; 0: off
     temperature: float = 1.0  # divides the student's scores before the softmax
     teacher_temperature: float = 1.0  # divides the teacher's scores
-    # whether the loss is multiplied by temperature^2, so that the size of gradients does not depend on it
+    # whether the loss is multiplied by temperature^2, so that the size of gradients does not depend on the temperature
     scaled: bool = False
 
 

@@ -41,14 +41,14 @@ class LossSettings:
     temperature: float = 1.0  # divides scores before the softmax over passages
     local_temperature: float = 1.0  # divides scores before the softmax over the positive's own vectors
     local_weight: float = 0.0  # weight of the local term, relative to the contrastive term
-    annealing_rate: float = 0.0  # rate at which both temperatures fall, per epoch; 0: they stay
+    annealing_rate: float = 0.0  # rate at which both temperatures fall, per epoch; 0: they are constant
     annealing_floor: float = 0.3  # the least factor of annealing
     contrastive_weight: float = 1.0  # weight of the contrastive and the local term
     # whether the passages of other queries of the batch are negatives, too
     in_batch_negatives: bool = True
     # negatives whose scores leave them out of the softmax
     false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
-    # (start, stop) of the parts of a vector that have a contrastive loss of their own
+    # (start, stop) of the parts of a vector that each have a contrastive loss
     parts: tuple[tuple[int, int], ...] = ()
     parts_weight: float = 0.5  # weight of the sum of these losses
     auxiliary_weight: float = 1.0  # weight of the loss that a head computes from single texts

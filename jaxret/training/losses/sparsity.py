@@ -33,7 +33,8 @@ class SparsitySettings:
                 raise ValueError(f"loss.sparsity.{key} is {value}; it must be at least 0")
 
     def growth(self, step: Int[jax.Array, ""] | int | None) -> Scalar | float:
-        """Return the factor of both weights at a step (from 0): min(1, ((step + 1) / steps)^2), or 1 for None."""
+        """Return the factor of both weights at a step (from 0): min(1, ((step + 1) / steps)^2), or 1 if the step is
+        None."""
         if step is None or not self.steps:
             return 1.0
         return jnp.minimum(1.0, ((step + 1) / jnp.float32(self.steps)) ** 2)

@@ -58,7 +58,7 @@ def pretraining_loss(output: PretrainingOutput, exists: Bool[jax.Array, " B"], m
         total, count = jnp.sum(pairs, axis=0)
         terms[name] = total / jnp.maximum(count, 1)
     loss = sum(terms.values(), jnp.zeros(()))
-    if not method.pairs:
+    if not method.in_pairs:
         return LossTerms(loss, terms)
     terms["contrast"], accuracy = span_contrast(output.vectors, exists)
     return LossTerms(loss + method.contrast * terms["contrast"], terms, accuracy)

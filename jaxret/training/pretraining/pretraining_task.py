@@ -107,7 +107,7 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
 
     Raises:
         DataError: a record is bad.
-        ContractError: a run that has begun did so with another corpus.
+        ContractError: the run began with another corpus.
         ValueError: no span is long enough.
     """
     config, settings = job.config, job.config.pretraining
@@ -117,10 +117,10 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
         require_stored_contract(job.workdir, contract, "Restore the files, or choose another --workdir.")
     root, method = store_root(config.data.store), make_method(config)
     documents = load_documents(training_corpus(config), config.data.on_error, tokenizer, root, job.progress, job.log)
-    spans = cut_spans(documents.tokens, settings.length - 2, settings.shortest, least=2 if method.pairs else 1)
-    corpus = PretrainingCorpus(documents, spans, method.pairs, tokenizer.pad_id)
+    spans = cut_spans(documents.tokens, settings.length - 2, settings.shortest, least=2 if method.in_pairs else 1)
+    corpus = PretrainingCorpus(documents, spans, method.in_pairs, tokenizer.pad_id)
     if not len(corpus):
-        lack = "no document with two spans" if method.pairs else "no span"
+        lack = "no document with two spans" if method.in_pairs else "no span"
         raise ValueError(f"{config.data.train} has {lack} of at least pretraining.shortest={settings.shortest} tokens")
     job.log(describe_corpus(corpus))
     if not job.has_begun and (method.condenses or method.decodes):

@@ -169,7 +169,7 @@ def test_an_unfinished_version_is_ignored(folder: Path, built: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "version", "message"),
     [
-        ("Made", "1.0.0", "small letters, digits and _"),
+        ("Made", "1.0.0", "lowercase letters, digits and _"),
         ("made", "1.0", r"--version=1.0: .*version .*TFDS"),
     ],
 )

@@ -277,16 +277,16 @@ def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     ("name", "lost"),
     [
         ("beir", {}),
-        ("msmarco", {"titles (joined to the texts)": 6, "queries that nobody judged": 1}),
+        ("msmarco", {"titles (joined to the texts)": 6, "queries without judgements": 1}),
         ("tevatron", {"grades above 1": 1, "judgements of what is in no training record": 1}),
         (
             "dpr",
             {
                 "queries' ids": 6,  # one of the five is in two splits
-                "queries that nobody judged": 1,
+                "queries without judgements": 1,
                 "grades above 1": 1,
                 "judgements of what is in no training record": 1,
-                "records' further positives as targets (the first alone is one now)": 1,
+                "further positives as targets of records (now only the first is a target)": 1,
             },
         ),
     ],
@@ -475,7 +475,7 @@ def test_a_folder_is_complete_or_absent(
     assert kills > 3, "there were several files"
     assert list(Corpus.open(tmp_path / "out").read())
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    with pytest.raises(FileExistsError, match=f"{tmp_path}/out is there already"):
+    with pytest.raises(FileExistsError, match=f"{tmp_path}/out exists already"):
         convert(folder, tmp_path / "out", name)
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]

@@ -340,7 +340,7 @@ def test_a_broken_line_does_not_change_the_format(tmp_path: Path) -> None:
 def test_a_format_can_be_forced(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"premise_text": "a", "other": "b"}))
-    with pytest.raises(DataError, match="this is not a format"):
+    with pytest.raises(DataError, match="not a known format"):
         TrainingSource.open(path).read()
     (forced,) = TrainingSource.open(f"st.tuples:{path}").read()  # by the order of the columns
     assert (forced.query.text, forced.positives[0].text) == ("a", "b")
@@ -722,7 +722,7 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"t\.jsonl:61: 'label' .*0\.05; 1 .*positive, 0"):
         TrainingSource.open(path).read()
     path.write_text(records({"premise": "a b", "hypothesis": "c", "label": 0}))  # of which 0 is entailment
-    with pytest.raises(DataError, match=r"format .*known"):
+    with pytest.raises(DataError, match=r"not a known format"):
         TrainingSource.open(path).read()
 
 
@@ -735,7 +735,7 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
 )
 def test_similar_tables_have_no_format(line: str, role: str, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("".join(line.format(number) for number in range(20)))
-    with pytest.raises(DataError, match=r"not a format|holds .* and no"):
+    with pytest.raises(DataError, match=r"not a known format|holds .* and no"):
         detect(tmp_path / "t.tsv", role)
 
 
@@ -823,7 +823,7 @@ def test_queries_without_a_positive_are_counted(tmp_path: Path) -> None:
     rows = [("a", "b", 0), ("c", "d", 1), ("a", "e", 0), ("f", "g", 0)]
     path.write_text(records(*({"anchor": a, "positive": p, "label": label} for a, p, label in rows)))
     assert [example.query.text for example in TrainingSource.open(path).read(policy)] == ["c"]
-    assert policy.report() == "noted: 2 queries without a positive, which give no example (as a:1)"
+    assert policy.report() == "noted: 2 queries without a positive, which give no example (first: a:1)"
 
 
 @pytest.mark.parametrize(
@@ -852,7 +852,7 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
         "rankings": lambda path: RankingSource.open(path).read(policy),
     }
     assert readers[role](with_header) == readers[role](without) != []
-    assert policy.report() == "noted: 1 header line, which is not data (as a:1)"
+    assert policy.report() == "noted: 1 header line, which is not data (first: a:1)"
 
 
 @pytest.mark.parametrize(

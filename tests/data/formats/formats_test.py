@@ -325,7 +325,7 @@ def test_beir_examples_with_negatives_of_a_run(folder: Path) -> None:
     write_run(folder / "run.trec", {"q1": [("p9", 1.0)]}, "bm25")
     with pytest.raises(DataError, match=r"run\.trec:1: .*passage .*'p9'"):
         TrainingSource.open(folder, "train", folder / "run.trec").read()
-    with pytest.raises(DataError, match="names its own negatives"):
+    with pytest.raises(DataError, match="has its own negatives"):
         TrainingSource.open(lines(folder / "a.json", "[]"), negatives_run=folder / "run.trec").read()
 
 
@@ -631,7 +631,7 @@ def test_errors_of_missing_files_list_existing_ones(folder: Path) -> None:
         ),
         (
             lambda: Corpus.open(lines(folder / "c.parquet", "neither", "one")).read(),
-            r"c\.parquet:1: this is not a format that is known: nothing in it can be read; no format is near",
+            r"c\.parquet:1: this is not a known format: nothing in it can be read; no format is near",
         ),
         (
             lambda: Corpus.open(lines(folder / "only", '{"_id": "a", "text": "x"')).read(),

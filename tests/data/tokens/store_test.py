@@ -99,7 +99,7 @@ def test_only_changed_text_is_tokenized_again(origin: StoreOrigin, tmp_path: Pat
     second = open_or_make_store(origin, tmp_path / "stores", make, said.append)
     assert second.folder == first.folder
     assert second.facts == {"length": 12}
-    assert said[0] == f"{tmp_path}/text has changed since it was tokenized: its tokens are made again"
+    assert said[0] == f"{tmp_path}/text has changed since it was tokenized: it is tokenized again"
     (tmp_path / "text").write_text("river stonex")  # of the same size
     with pytest.raises(StaleError, match="text has changed"):
         open_store(origin, tmp_path / "stores")
@@ -138,7 +138,7 @@ def test_a_damaged_store_is_made_again(damage: Any, origin: StoreOrigin, tmp_pat
         open_or_make_store(origin, tmp_path / "stores", make, said.append)
         assert contents(folder) == before
         if (name, damage) != ("manifest.json", Path.unlink):  # then it was never there
-            assert said[0] == f"{folder}/{name} is damaged: its tokens are made again"
+            assert said[0] == f"{folder}/{name} is damaged: it is tokenized again"
 
 
 def test_an_incomplete_store_is_never_used(

@@ -79,7 +79,7 @@ def test_training_records_its_subset(tmp_path: Path) -> None:
     part, written = record(data__subset=10, seed__data=7)
     whole, everything = record()
     assert set(part.query_ids) == choose_ids(whole.query_ids, 10, 7)
-    assert any(f"of these, the {len(part)} of 10 queries (seed.data 7)" in line for line in said)
+    assert any(f"used: the {len(part)} of 10 queries (seed.data 7)" in line for line in said)
     assert written["train"]["examples"] == len(part) < len(whole) == everything["train"]["examples"]
     assert written["train"]["sha256"] != everything["train"]["sha256"]
     assert written["dev"] == everything["dev"]

@@ -185,7 +185,7 @@ def test_the_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:
     ("kind", "options", "message"),
     [
         ("pie", {}, r"'pie' .*picture; .*training"),
-        ("training", {"x": ("a",)}, r"^x .*meaning .*training"),
+        ("training", {"x": ("a",)}, r"^x .*not used .*training"),
         ("domains", {"x": ("a",)}, r"^y .*picture .*domains"),
         ("words", {}, "^passage must be given"),
         ("sweep", {}, r"results.json does not exist: `jaxret sweep` writes it"),

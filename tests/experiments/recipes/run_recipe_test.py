@@ -95,13 +95,13 @@ def test_damaged_steps_are_repeated(spoil: Callable[[Path], Any], message: str, 
 def test_changed_inputs_and_failed_steps_are_repeated(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     assert steps.do(1) != steps.do(2)
-    assert (steps.done, steps.said[-1]) == (2, "== step: again, because its inputs changed")
+    assert (steps.done, steps.said[-1]) == (2, "== step: runs again, because its inputs changed")
     with pytest.raises(OSError, match="full"):
         steps.do(3, fails=True)
     steps.do(3)
     assert steps.done == 4
     steps.do(3, whole=False)
-    assert (steps.done, steps.said[-1]) == (5, "== step: again, because its files changed")
+    assert (steps.done, steps.said[-1]) == (5, "== step: runs again, because its files changed")
 
 
 def test_every_recipe_defines_stages() -> None:

@@ -115,11 +115,11 @@ CASES: dict[str, tuple[Damage, str]] = {
     ),
     "more layers than tensors": (
         edit_json("config.json", num_hidden_layers=9_999),
-        r"config.json: num_hidden_layers is 9,999, but model.safetensors beside it has \d+ tensors",
+        r"config.json: num_hidden_layers is 9,999, but model.safetensors next to it has \d+ tensors",
     ),
     "a wide layer": (
         edit_json("config.json", hidden_size=2**40),
-        r"config.json: hidden_size is 1,099,511,627,776, but model.safetensors beside it has 99 as its largest axis",
+        r"config.json: hidden_size is 1,099,511,627,776, but model.safetensors next to it has 99 as its largest axis",
     ),
     "many words": (edit_json("config.json", vocab_size=10**12), r"config.json: vocab_size is 1,000,000,000,000, but"),
     "a large config": (
@@ -162,7 +162,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     ),
     "many positions": (
         edit_json("config.json", max_position_embeddings=10**12),
-        r"config.json: max_position_embeddings is 1,000,000,000,000, but model.safetensors beside it has 99 as its",
+        r"config.json: max_position_embeddings is 1,000,000,000,000, but model.safetensors next to it has 99 as its",
     ),
     "many types": (
         edit_json("config.json", type_vocab_size=10**12),
@@ -216,8 +216,8 @@ def test_published_models_have_the_sizes_of_their_weights(folder: Path) -> None:
     [
         ("tiny_qwen3", {"layer_types": ["full_attention"], "num_hidden_layers": 10**9}, "layer_types is"),
         ("tiny_gemma3", {"layer_types": ["full_attention"], "num_hidden_layers": 10**9}, "layer_types is"),
-        ("tiny_qwen3", {"head_dim": 10**9}, r"head_dim .*1,000,000,000, .*model.safetensors beside .*99"),
-        ("tiny_llama", {"head_dim": 10**9}, r"head_dim .*1,000,000,000, .*model.safetensors beside .*99"),
+        ("tiny_qwen3", {"head_dim": 10**9}, r"head_dim .*1,000,000,000, .*model.safetensors next to .*99"),
+        ("tiny_llama", {"head_dim": 10**9}, r"head_dim .*1,000,000,000, .*model.safetensors next to .*99"),
         ("tiny_qwen3", {"num_hidden_layers": "four"}, r"num_hidden_layers .*'four'; .*number"),
         ("tiny_llama", {"rope_parameters": {"rope_type": ["x"]}}, r"value .*type"),
         ("tiny_gemma3", {"layer_types": {"a": 1}}, "layer_types is {'a': 1}"),

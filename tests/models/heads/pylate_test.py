@@ -106,10 +106,10 @@ def test_other_families_use_only_lengths_and_prompts() -> None:
         ({"query_prefix": "[unused0]"}, r"tokenizer .*'\[unused0\]', .*config_sent"),
         (
             {"query_length": 3},
-            r"config_sentence_transformers.json: query_length .*3; .*number .*4",
+            r"config_sentence_transformers.json: query_length .*3; .*number, 4",
         ),
         ({"model_type": "SparseEncoder"}, r"model_type is 'SparseEncoder'"),
-        ({"default_prompt_name": "query"}, r"default_prompt_name is 'query'; none is read"),
+        ({"default_prompt_name": "query"}, r"default_prompt_name is 'query'; it must be null"),
     ],
 )
 def test_unsupported_settings_are_errors(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -36,11 +36,11 @@ def make_batch(method: PretrainingMethod, number: int = 0) -> MaskedTexts:
     """Sixteen rows, of which some are empty."""
     random = np.random.default_rng(7)
     documents = Ragged.from_lists([random.integers(4, BERT.vocab_size, n).tolist() for n in random.integers(6, 50, 30)])
-    spans = cut_spans(documents, 10, 4, least=2 if method.pairs else 1)
+    spans = cut_spans(documents, 10, 4, least=2 if method.in_pairs else 1)
     half = (0.5, 4) if method.decodes else None
-    sizes: dict[str, Any] = {"size": 6 if method.pairs else 13, "devices": 8, "length": 12, "rate": 0.3}
+    sizes: dict[str, Any] = {"size": 6 if method.in_pairs else 13, "devices": 8, "length": 12, "rate": 0.3}
     batches = MaskedBatches(
-        spans, VOCABULARY, (1, 2), 0, data_seed=1, mask_seed=2, in_pairs=method.pairs, decoder=half, **sizes
+        spans, VOCABULARY, (1, 2), 0, data_seed=1, mask_seed=2, in_pairs=method.in_pairs, decoder=half, **sizes
     )
     batch = batches(number)
     assert batch.size == 16

@@ -101,7 +101,7 @@ def losses(params: Tree, batch: MaskedTexts, config: BertConfig, method: Pretrai
             sums.setdefault("decoder", []).append(lost(read, batch.targets[text, :length], encoder, config))
     terms = {name: sum(a for a, _ in pairs) / sum(n for _, n in pairs) for name, pairs in sums.items()}
     terms["loss"] = sum(terms.values())
-    if method.pairs:
+    if method.in_pairs:
         terms["contrast"] = contrast(np.array(vectors))
         terms["loss"] += method.contrast * terms["contrast"]
     return terms
