@@ -55,9 +55,10 @@ class Passages:
     it is no longer a corpus, and ShardError if corpus.json is missing or damaged.
     """
 
-    def __init__(self, folder: Path, corpus: Corpus | None = None) -> None:
-        """Verify the corpus of a folder. `corpus` is the corpus that was encoded, if the caller has opened it."""
-        self.folder = folder
+    def __init__(self, folder: Path, corpus: Corpus | None = None, sha256: str = "") -> None:
+        """Verify the corpus of a folder. `corpus` is the corpus that was encoded, if the caller has opened it; `sha256`
+        is the digest of the texts of vectors that the caller has opened, because the folder may be encoded again."""
+        self.folder, self._sha256 = folder, sha256
         self._open_corpus(trusted=True, corpus=corpus)
         self._file = self.corpus.file  # the file whose lines are read: the corpus, or its copy
         self._copied = (
@@ -73,7 +74,7 @@ class Passages:
 
     def _open_corpus(self, trusted: bool, corpus: Corpus | None = None) -> None:
         """Verify the corpus, and keep it with the states that its files had before the verification."""
-        self.corpus, self._states = _verified_corpus(self.folder, trusted, corpus)
+        self.corpus, self._states = _verified_corpus(self.folder, trusted, corpus, self._sha256)
         self._index: PassageOffsets | None = None
 
     def _current_states(self) -> dict[Path, FileState]:
@@ -193,11 +194,18 @@ def _states_of(paths: Iterable[Path]) -> dict[Path, FileState]:
     return {path: file_state(path, changed=True) for path in paths}
 
 
-def _verified_corpus(folder: Path, trusted: bool, corpus: Corpus | None = None) -> tuple[Corpus, dict[Path, FileState]]:
+def _verified_corpus(
+    folder: Path, trusted: bool, corpus: Corpus | None = None, sha256: str = ""
+) -> tuple[Corpus, dict[Path, FileState]]:
     """Return (corpus that was encoded into `folder`, states of its files before the verification).
 
-    A file that is replaced during the verification has another state afterwards. `corpus` is the corpus that
-    corpus.json names, if it is already open. With `trusted`, files of unchanged size and time are not read.
+    A file that is replaced during the verification has another state afterwards.
+
+    Args:
+        folder: folder of the vectors.
+        trusted: whether files of unchanged size and time are not read.
+        corpus: the corpus that corpus.json names, if it is already open.
+        sha256: digest of the texts that the folder must have; "": any.
     """
     note_path = folder / "corpus.json"
     if not note_path.exists():
@@ -217,13 +225,22 @@ def _verified_corpus(folder: Path, trusted: bool, corpus: Corpus | None = None) 
         raise FileNotFoundError(
             f"the corpus that was encoded is no longer at {path} ({note_path}): no text can be shown"
         ) from error
+    manifest = folder / "manifest.json"
+    if sha256:
+        stored_sha256 = _manifest_sha256(manifest)
+        remedy = "It was encoded again with other texts: open the corpus again."
+        require_equal({"sha256": sha256}, {"sha256": stored_sha256}, "the opened vectors", str(manifest), remedy)
     # A copied file has another time and the same digest.
     if not trusted or stat != {key: note.get(key) for key in ("bytes", "modified")}:
-        manifest = folder / "manifest.json"
-        expected = read_shard_json(manifest).get("fingerprint", {}).get("corpus", {}).get("sha256")
-        sha256, remedy = corpus.scan(Policy("skip")).sha256, "Encode it again, or restore the corpus that was encoded."
-        require_equal({"sha256": expected}, {"sha256": sha256}, str(manifest), str(path), remedy)
+        expected, found_sha256 = _manifest_sha256(manifest), corpus.scan(Policy("skip")).sha256
+        remedy = "Encode it again, or restore the corpus that was encoded."
+        require_equal({"sha256": expected}, {"sha256": found_sha256}, str(manifest), str(path), remedy)
     return corpus, states
+
+
+def _manifest_sha256(manifest: Path) -> object:
+    """Return the digest of the texts whose vectors a manifest describes, or None if it does not record it."""
+    return read_shard_json(manifest).get("fingerprint", {}).get("corpus", {}).get("sha256")
 
 
 def location_prefix(corpus: Corpus, passage_id: str) -> str:

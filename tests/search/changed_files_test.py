@@ -23,6 +23,7 @@ from jaxret.runs.run import Run, open_run
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
+from jaxret.search.searcher import Searcher
 from tests.pipeline import untrained_run, write_data, write_encoder
 from tests.search.approximate.faiss_index_test import D, built, vectors, written
 
@@ -97,6 +98,23 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
     (folder / "corpus.json").unlink()
     with pytest.raises(ShardError, match=r"corpus\.json .*exist"):
         texts.read(["p3"])
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_corpus_that_is_encoded_again_while_it_is_searched(read_before: bool, run: Run, tmp_path: Path) -> None:
+    """The scores are those of the old texts."""
+    path, name = tmp_path / "corpus.jsonl", f"again-{read_before}"
+    write(path)
+    folder = encode_corpus(run, Corpus.open(path), name, progress=False).folder
+    searcher = Searcher(run, folder)
+    if read_before:
+        assert searcher.passages({"p3"}) == {"p3": TEXTS[3]}
+    shutil.rmtree(folder)
+    write(path, lambda p: p.text.replace("text", "TEXT"))
+    encode_corpus(run, Corpus.open(path), name, progress=False)
+    with pytest.raises(ContractError, match=r"manifest\.json does not match"):
+        searcher.passages({"p3"})
+    assert "TEXT" in Searcher(run, folder).passages({"p3"})["p3"].text
 
 
 def test_a_folder_of_texts_without_its_corpus(run: Run, tmp_path: Path) -> None:
