@@ -59,9 +59,9 @@ def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "give a --query"),
-        ({"title": "t"}, "give a --query"),
-        ({"query": "q", "text": "t", "passage_id": "p"}, "give a --query"),
+        ({}, "give --query"),
+        ({"title": "t"}, "give --query"),
+        ({"query": "q", "text": "t", "passage_id": "p"}, "give --query"),
         ({"query": "q", "rank": True}, "--rank needs"),
         ({"passage_id": "p", "rank": True}, "--rank needs"),
         ({"query": "q", "title": "t"}, "--title needs --passage"),

@@ -262,7 +262,7 @@ def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
     sizes = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in ("run",)}
     assert sizes["run"] < 3 * 2**20
     shutil.move(tmp_path / "encoder", tmp_path / "moved")
-    with pytest.raises(FileNotFoundError, match=r"jaxret .*encoder.checkpoint records"):
+    with pytest.raises(FileNotFoundError, match=r"jaxret train again with .*encoder.checkpoint"):
         open_run(tmp_path / "run")
     whole.encoder.checkpoint = str(tmp_path / "moved")
     whole.encoder.sha256 = "0" * 64
