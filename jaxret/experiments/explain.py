@@ -32,7 +32,7 @@ def stored_passage(encoded_corpus: EncodedCorpus, passage_id: str) -> Passage:
         first, folder = encoded_corpus.ids([0])[0], encoded_corpus.folder
         raise ValueError(f"{folder} has no passage {passage_id!r}; its first passage is {first!r}")
     for shards in reversed(encoded_corpus.shards):  # last part first, because a deleted id may have been appended again
-        if passages := Passages(shards.folder).read([passage_id]):
+        if passages := Passages.of_shards(shards).read([passage_id]):
             return passages[passage_id]
     return Passage(passage_id, "")
 

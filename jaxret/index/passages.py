@@ -24,6 +24,7 @@ from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.data.formats.format import DataFile
 from jaxret.data.lines import missing_file_error
 from jaxret.data.records import Passage
+from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import ShardError, read_shard_json
 from jaxret.index.source import open_source
 from jaxret.runs.mismatch import ContractError, require_equal
@@ -71,6 +72,12 @@ class Passages:
         self._lock = Lock()  # threads may share this object, which has one temporary folder
         # The states of changed files and the error that they caused, so that they are verified once
         self._refusal: tuple[dict[Path, FileState], ContractError] | None = None
+
+    @classmethod
+    def of_shards(cls, shards: ShardSet) -> Passages:
+        """Open the texts of the vectors in shards. Raises ContractError if the folder was encoded again since they were
+        opened, with other texts."""
+        return cls(shards.folder, sha256=shards.fingerprint["corpus"]["sha256"])
 
     def _open_corpus(self, trusted: bool, corpus: Corpus | None = None) -> None:
         """Verify the corpus, and keep it with the states that its files had before the verification."""

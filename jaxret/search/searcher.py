@@ -504,10 +504,7 @@ class Searcher:
         return absent_ids
 
     def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        self._texts = self._texts or [
-            Passages(shards.folder, sha256=shards.fingerprint["corpus"]["sha256"])
-            for shards in reversed(self.encoded_corpus.shards)
-        ]
+        self._texts = self._texts or [Passages.of_shards(shards) for shards in reversed(self.encoded_corpus.shards)]
         by_id: dict[str, Passage] = {}
         for texts in self._texts:  # an id may have been deleted and appended again, so the last part is used
             missing_ids = [key for key in ids if key not in by_id]

@@ -38,7 +38,7 @@ class CorpusRows:
         self.encoded_corpus, self.texts = encoded_corpus, texts
         self.dtype: str = encoded_corpus.shards[0].manifest.dtype
         self.several = encoded_corpus.ragged or encoded_corpus.shards[0].vectors_per_row > 1
-        self._passages = [Passages(shards.folder) for shards in encoded_corpus.shards] if texts else []
+        self._passages = [Passages.of_shards(shards) for shards in encoded_corpus.shards] if texts else []
         self._metadata = MetadataColumns(encoded_corpus, COLUMNS) if texts else None
         vector = pa.list_(pa.from_numpy_dtype(self.dtype), encoded_corpus.dimension)
         head = [pa.field("id", pa.string(), False), pa.field("row", pa.int64(), False)]
