@@ -100,7 +100,8 @@ def _require_same_data(results: Path, dataset: EvaluationQueries) -> None:
     old = read_json(results).get("provenance", {}).get("dataset") if results.exists() else None
     if old and old["sha256"] != dataset.digests():
         old_sources, sources = (
-            " with ".join(filter(None, (values["queries"], values.get("qrels")))) for values in (old, dataset.sources())
+            " with ".join(dict.fromkeys(filter(None, (values["queries"], values.get("qrels")))))
+            for values in (old, dataset.sources())
         )
         if old_sources != sources:
             raise ValueError(
