@@ -517,8 +517,8 @@ def test_a_result_replaces_none_of_another_data_set_of_the_same_name(root: Path,
     kept = {path: path.read_bytes() for path in run.workdir.path.glob("*/data.test.*")}
     with pytest.raises(ValueError, match="--name") as error:
         search(data)
-    assert f"{data} with {data} would" in str(error.value)
-    assert f"evaluation of {copy} with {copy}," in str(error.value)
+    assert f"that of {data} would" in str(error.value)
+    assert f"evaluation of {copy}," in str(error.value)
     assert kept == {path: path.read_bytes() for path in run.workdir.path.glob("*/data.test.*")}
     search(data, "original")
     assert (run.workdir / "eval" / "original.json").exists()
