@@ -218,7 +218,7 @@ def _examples(check: DataCheck, source: TrainingSource, name: str) -> None:
         check.add_line(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
     if negatives:
         low, high = (extreme(len(example.negatives) for example in examples) for extreme in (min, max))
-        check.add_line(f"  {low:,} to {high:,} negatives a query")
+        check.add_line(f"  {low:,} to {high:,} negatives per query")
     if negatives and without:
         check.add_line(f"  {without:,} queries have no negative")
     repeated_queries = len(examples) - len({question_key(example.query.text) for example in examples})

@@ -195,7 +195,7 @@ def test_the_negatives_of_a_query_are_counted(tmp_path: Path) -> None:
     path = lines(tmp_path / "rows.jsonl", *rows, {"anchor": "question 0", "positive": "river 9", "source": "page 9"})
     output = check_source(f"st.tuples:{path}").lines
     assert "negatives 'source'" in output[0]
-    assert "  1 to 2 negatives a query" in output
+    assert "  1 to 2 negatives per query" in output
 
 
 def test_a_file_of_questions_by_its_name(tmp_path: Path) -> None:

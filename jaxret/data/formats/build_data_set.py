@@ -39,7 +39,7 @@ from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 # BEIR's keys
 _TEXTS = {"_id": str, "title": str, "text": str}
 _QUERIES = {"_id": str, "text": str, "answers": [str], "instruction": str}
-_JUDGEMENTS = dict(zip(QRELS_KEYS, (str, str, int)))
+_JUDGEMENTS = dict(zip(QRELS_KEYS, (str, str, int), strict=True))
 Rows = dict[Passage, int]
 
 
@@ -196,18 +196,19 @@ def _number_other_passages(rows: Rows) -> list[Passage]:
 
 
 def _text(passage: Passage) -> dict[str, Any]:
-    return dict(zip(_TEXTS, (passage.id, passage.title, passage.text)))
+    return dict(zip(_TEXTS, (passage.id, passage.title, passage.text), strict=True))
 
 
 def _query(query: Query) -> dict[str, Any]:
-    return dict(zip(_QUERIES, (query.id, query.text, list(query.answers), query.instruction)))
+    return dict(zip(_QUERIES, (query.id, query.text, list(query.answers), query.instruction), strict=True))
 
 
 def _judgement(judgement: Judgement) -> dict[str, Any]:
-    return dict(zip(_JUDGEMENTS, (judgement.query_id, judgement.passage_id, judgement.relevance)))
+    return dict(zip(_JUDGEMENTS, (judgement.query_id, judgement.passage_id, judgement.relevance), strict=True))
 
 
 def _record(example: Example, rows: Rows, every_positive: bool) -> dict[str, Any]:
     sides = ([rows[passage] for passage in side] for side in (example.positives, example.negatives))
     scores = example.positive_scores, example.negative_scores
-    return dict(zip(FEATURES, (*_query(example.query).values(), *sides, *map(list, scores), every_positive)))
+    values = (*_query(example.query).values(), *sides, *map(list, scores), every_positive)
+    return dict(zip(FEATURES, values, strict=True))

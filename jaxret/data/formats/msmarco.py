@@ -189,7 +189,7 @@ def _looks_like_id(field: str) -> bool:
     return len(field.split()) == 1 and any(character.isdigit() for character in field)
 
 
-def looks_like_ranks(sample: FileSample) -> bool:
+def _looks_like_ranks(sample: FileSample) -> bool:
     """Return whether a table has three columns, and the third has 1, 2, 3, ... for each query, up to a number that is
     too large for a grade."""
     if sample.columns != 3 or not sample.rows or not all(is_integer(row[2]) for row in sample.rows):
@@ -277,7 +277,7 @@ FORMATS = (
         name="msmarco.run",
         title="MS MARCO run",
         description="three columns between tabs: query id, passage id, rank from 1",
-        matches=looks_like_ranks,
+        matches=_looks_like_ranks,
         columns=(3,),
         without_scores=True,
         rankings=read_ranks,
