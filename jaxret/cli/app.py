@@ -6,6 +6,8 @@ Nothing here imports JAX, so that a wrong flag is reported without delay.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import os
 import re
@@ -187,6 +189,14 @@ def shorten_spinning() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
 
 
+def shorten_exit() -> None:
+    """Let the interpreter exit without its last garbage collections, which take 0.2 s over the objects of JAX.
+
+    The memory goes back with the process. Files are closed and objects outside of cycles are released as before.
+    """
+    atexit.register(gc.freeze)
+
+
 def enable_compilation_cache() -> None:
     """Let JAX cache compiled programs in the user's cache folder, so that the same job compiles nothing when it starts
     again.
@@ -232,6 +242,7 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
     require_known_schemes(arguments)
     silence_libraries()  # after parsing, where absl sets its log level
     shorten_spinning()
+    shorten_exit()
     enable_compilation_cache()
     if _QUIET.value:
         from jaxret.parallel.progress import be_quiet

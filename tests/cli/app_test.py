@@ -405,6 +405,15 @@ def test_threads_of_numpy_sleep_when_there_is_no_work() -> None:
     assert nanoseconds < 5e6, "they spin for 2e7 by default"
 
 
+def test_the_interpreter_exits_without_collecting_garbage() -> None:
+    program = (
+        "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 10_000));"  # runs last
+        "from jaxret.__main__ import main; sys.argv[1:] = ['cache']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=environment(), capture_output=True)
+    assert done.stdout.endswith(b"True\n"), done
+
+
 @pytest.mark.table
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_xla_logs_are_shown_only_for_debugging(debug: str) -> None:
