@@ -37,7 +37,7 @@ def test_a_time_is_compared_with_its_lower_bound(seconds: float, verdict: str) -
     assert row.verdict == verdict
     assert row.planned == "at least 10.0 ms"
     assert row.measured.endswith(f"9 queries/s, {0.008 / seconds:.0%} of the full rate of products")
-    assert judge_time("a step", None, seconds, "9 queries/s").verdict == NO_PLAN, "nothing is planned for this device"
+    assert judge_time("a step", None, seconds, "9 queries/s").verdict == NO_PLAN, "this device has no plan"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_report_is_a_table() -> None:
 
 @pytest.mark.exhaustive
 def test_all_parts_run_on_two_cpu_devices(tmp_path: Path) -> None:
-    """All parts, on two CPU devices: attention as XLA runs the kernel of TPUs, and two processes."""
+    """Attention uses the TPU kernel as XLA runs it on a CPU."""
     variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "bench/accelerator.py", f"--out={tmp_path}", "--small"]
     done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True)

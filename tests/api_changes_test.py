@@ -1,4 +1,5 @@
-"""An Index whose corpus is changed, by itself or by others: filters, appended and deleted passages, rows."""
+"""An Index whose corpus changes, through itself or through other processes: filters, appended and deleted passages,
+rows."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ NO_WORKERS = RayWorkers.__new__(RayWorkers)  # without a cluster
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Retriever]:
-    """Return a function that makes a run of a family in a folder."""
+    """Return a function that trains a run of a family in a folder for no steps."""
     root = tmp_path_factory.mktemp("changes")
     write_encoder(root / "encoder")
     write_data(root / "data")
@@ -52,7 +53,7 @@ def texts(count: int, word: str) -> list[str]:
 
 
 def test_a_document_lacks_its_deleted_passages(opened: Callable[..., Retriever], tmp_path: Path) -> None:
-    """Those that were appended again belong to it, until they are deleted again."""
+    """A part that is appended again belongs to the document until it is deleted again."""
     parts = {"a#0": "river stone", "a#1": "secret copper", "a#2": "forest"}
     passages = [jaxret.Passage(key, text) for key, text in parts.items()]
     options = jaxret.SearchOptions(max_passage=True)
@@ -73,7 +74,7 @@ def test_a_document_lacks_its_deleted_passages(opened: Callable[..., Retriever],
 
 @pytest.mark.slow
 def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_path: Path) -> None:
-    """The result is that of an index of the same passages which was built at once."""
+    """The result equals that of an index which was built at once from the same passages."""
     retriever = opened(tmp_path / "run")
     index = Index.build(retriever, texts(6, "stone"), progress=False)
     index.append(texts(3, "silver"), progress=False)
@@ -94,11 +95,13 @@ def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_pat
         index.append([], progress=False)
     assert len(index) == 8
     index.append(["a new one"], progress=False)
-    assert list(index.rows())[-1][0] == ["10"], "numbers go on after deleted ones"
-    index.append(named, progress=False)  # appended before
+    assert list(index.rows())[-1][0] == ["10"], "new numbers follow those of deleted passages"
+    index.append(named, progress=False)  # these were appended before
     assert len(index) == 9
     index.append(["a new one"], progress=False)
-    assert list(index.rows())[-1][0] == ["11"], "a text alone is another passage, also if it is there"
+    assert list(index.rows())[-1][0] == ["11"], (
+        "a text without an id is a new passage, even if the index has the same text"
+    )
 
 
 @pytest.mark.slow
@@ -112,10 +115,10 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
     append_corpus(run, Corpus.open(tmp_path / "more.jsonl"), folder, progress=False)
     assert index.is_stale()
     with pytest.warns(UserWarning, match=rf"{folder} .*changed .*refresh\(\)"):
-        assert index.search(QUESTIONS, 9) == before, "the passages of before, and their texts"
+        assert index.search(QUESTIONS, 9) == before, "the same passages as before, with their texts"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert index.search(QUESTIONS, 9) == before, "control: once"
+        assert index.search(QUESTIONS, 9) == before, "control: with only one of the two calls"
     assert index.refresh()
     assert index.search(QUESTIONS, 9)[1][0].id == "x"
     assert not index.is_stale()
@@ -128,7 +131,7 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert index.search(QUESTIONS, 9) == before
-    assert not index.is_stale(), "the same command again changes nothing"
+    assert not index.is_stale(), "repeating the command changes nothing"
     (tmp_path / "ids.txt").write_text("".join(f"{number}\n" for number in range(6)))
     delete_passages(folder, tmp_path / "ids.txt")
     assert index.is_stale()
@@ -139,7 +142,7 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
 
 @pytest.mark.slow
 def test_refresh_during_searches_of_other_threads(opened: Callable[..., Retriever], tmp_path: Path) -> None:
-    """Every result is that of a state of the corpus."""
+    """Every result is that of one state of the corpus."""
     index = Index.build(opened(tmp_path / "run"), texts(6, "stone"), progress=False)
     allowed, done, errors = [index.search(QUESTIONS, 9)], threading.Event(), []
     seen: list[Any] = []
@@ -168,7 +171,7 @@ def test_refresh_during_searches_of_other_threads(opened: Callable[..., Retrieve
 def test_errors_come_before_any_change(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     retriever = opened(tmp_path / "run")
     index = Index.build(retriever, texts(4, "stone"), progress=False)
-    before = index.search(QUESTIONS, 9)  # it makes files that find texts
+    before = index.search(QUESTIONS, 9)  # the search writes the files by which texts are found
     names = sorted((tmp_path / "run").rglob("*"))
 
     def build(**options: Any) -> Index:
@@ -192,7 +195,7 @@ def test_errors_come_before_any_change(opened: Callable[..., Retriever], tmp_pat
         assert sorted((tmp_path / "run").rglob("*")) == names, problem
         assert not index.is_stale(), problem
     assert index.search(QUESTIONS, 9) == before
-    assert index.delete(["3", "0", "1"]) == 3, "control: one is left"
+    assert index.delete(["3", "0", "1"]) == 3, "control: one passage is left"
 
 
 def test_filters(opened: Callable[..., Retriever], tmp_path: Path) -> None:
@@ -223,7 +226,7 @@ def test_filters(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     "family", ["one vector", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in list(FAMILIES)[1:])]
 )
 def test_rows_are_ids_and_vectors(family: str, opened: Callable[..., Retriever], tmp_path: Path) -> None:
-    """Of all parts, without deleted passages, in blocks."""
+    """The rows of all parts, without deleted passages, in blocks."""
     retriever = opened(tmp_path / "run", family)
     data = [jaxret.Passage(f"p{n}", f"river {'stone ' * (n % 3)}{n}") for n in range(12)]
     encoding = jaxret.EncodeOptions(shard_rows=5)

@@ -1,4 +1,4 @@
-"""jaxret from Python: what a user calls, what is kept between calls, and every error in a sentence."""
+"""jaxret from Python: the functions that users call, what is kept between calls, and every error as one sentence."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def index(retriever: jaxret.Retriever) -> jaxret.Index:
 
 
 def test_import_jaxret_imports_no_jax() -> None:
-    """Until a name is asked for; a name that there is not is told as of any module."""
+    """JAX is imported when a name is first used. An unknown name gives the usual AttributeError."""
     code = "import sys, jaxret; print('jax' in sys.modules, sorted(jaxret.__all__)); jaxret.nothing"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
@@ -104,7 +104,7 @@ def test_hits_equal_a_numpy_search(family: str, root: Path, retriever: jaxret.Re
 
 
 class Compilations:
-    """How many programs XLA was asked for."""
+    """A listener that counts the programs that XLA compiles."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -125,7 +125,7 @@ def test_a_second_search_compiles_nothing_and_reads_only_its_passages(root: Path
         (hits,) = index.search(["paper light"], k=3)
         assert compilations.count == first
         texts = sum(len(hit.text) + len(hit.title) for hit in hits)
-        assert texts < searcher.bytes_read - read < texts + 3 * 60, "of the corpus's file, three lines"
+        assert texts < searcher.bytes_read - read < texts + 3 * 60, "three lines of the corpus's file"
         assert index._searcher.encoded_corpus is opened
         index.search(["river stone music light paper forest market winter silver garden"], k=3)
         assert compilations.count > first, "control: a longer question is another program"
@@ -135,7 +135,7 @@ def test_a_second_search_compiles_nothing_and_reads_only_its_passages(root: Path
 
 @pytest.mark.slow
 def test_an_index_of_texts(retriever: jaxret.Retriever, root: Path, tmp_path: Path) -> None:
-    """Kept beside the vectors, encoded once; other texts under the same name change nothing that is there."""
+    """The vectors are stored with the run and encoded once; other texts under the same name overwrite nothing."""
     shutil.copytree(root / "run", tmp_path / "run")
     mine = jaxret.Retriever.open(tmp_path / "run")
     texts = ["river stone", "music light paper", "silver garden bridge"]
@@ -161,7 +161,8 @@ def test_an_index_of_texts(retriever: jaxret.Retriever, root: Path, tmp_path: Pa
 
 @pytest.mark.exhaustive
 def test_from_model_without_training(tmp_path: Path) -> None:
-    """Without a workdir everything is in a temporary folder, which goes with the retriever; with one it stays."""
+    """Without a workdir, all files are in a temporary folder that is deleted with the retriever; with one, they
+    stay."""
     model = write_modules(tmp_path / "model", normalize=True)
     retriever = jaxret.Retriever.from_model(model)
     folder = retriever.run.workdir.path
@@ -169,7 +170,7 @@ def test_from_model_without_training(tmp_path: Path) -> None:
     before = index.search(["river stone"])
     del retriever
     gc.collect()
-    assert folder.is_dir(), "the index needs it"
+    assert folder.is_dir(), "the index still needs the folder"
     assert index.search(["river stone"]) == before
     del index
     gc.collect()
@@ -204,7 +205,7 @@ del temporary
 
 @pytest.mark.slow
 def test_a_forked_process_raises_and_removes_no_files(root: Path) -> None:
-    """It would wait for JAX's threads for ever; and with it went the temporary files of its parent."""
+    """A forked process would wait for JAX's threads forever, and would delete the temporary files of its parent."""
     program = [sys.executable, "-c", FORKED, str(root / "run")]
     done = subprocess.run(program, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
@@ -215,18 +216,18 @@ def test_a_forked_process_raises_and_removes_no_files(root: Path) -> None:
 
 
 def test_unpickling_opens_the_run_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its folder, with its checkpoint, lengths and options; in any working directory."""
+    """A pickle has the run's folder, checkpoint, lengths and options, and works in any working directory."""
     monkeypatch.chdir(root)
     retriever = jaxret.Retriever.open("run", query_length=5)
     index = jaxret.Index.open(retriever, options=jaxret.SearchOptions(backend="xla"))
     data, expected = pickle.dumps((retriever, index)), index.search(QUESTIONS, 5)
-    assert len(data) < 1000, "no parameters"
+    assert len(data) < 1000, "the pickle has no parameters"
     monkeypatch.chdir(tmp_path)
     again, index_again = pickle.loads(data)
     assert index_again.retriever is again
     assert again.run.tokenizer.query_length == 5
     assert index_again.search(QUESTIONS, 5) == expected
-    assert index.search(QUESTIONS, 5) == expected, "nor does an open index read relative paths"
+    assert index.search(QUESTIONS, 5) == expected, "an open index does not read relative paths either"
     assert repr(index_again) == repr(index)
 
 
@@ -238,7 +239,7 @@ def test_a_temporary_retriever_cannot_be_pickled(retriever: jaxret.Retriever) ->
 
 @pytest.mark.slow
 def test_the_callback_gets_every_line_of_the_log(root: Path, tmp_path: Path) -> None:
-    """An error in it ends the training; the same call goes on from the last checkpoint."""
+    """An error in the callback ends the training; the same call resumes from the last checkpoint."""
     config, calls = tiny_config(root / "encoder", root / "data"), list[dict[str, float]]()
     changes = {"train.steps": 4, "train.log_every": 1, "train.checkpoint_every": 2}
 
@@ -259,12 +260,12 @@ def test_the_callback_gets_every_line_of_the_log(root: Path, tmp_path: Path) -> 
 
 
 def test_training(root: Path, tmp_path: Path) -> None:
-    """A config's file and changes, or a config; the same call again opens what is there."""
+    """From a config's file with changes, or from a config; the same call again opens the existing run."""
     config = tiny_config(root / "encoder", root / "data")
-    changes: dict[str, Any] = {"train.steps": 0, "data.dev": ""}  # what a step is, is tested elsewhere
+    changes: dict[str, Any] = {"train.steps": 0, "data.dev": ""}  # training steps are tested elsewhere
     trained = jaxret.Retriever.train(config, tmp_path / "run", changes, progress=False)
     assert trained.run.checkpoint["step"] == 0
-    assert config.train.steps == 6, "the config given stays as it was"
+    assert config.train.steps == 6, "the caller's config is unchanged"
     again = jaxret.Retriever.train(config, tmp_path / "run", changes, progress=False)
     np.testing.assert_array_equal(again.encode_queries(QUESTIONS), trained.encode_queries(QUESTIONS))
     (tmp_path / "mine.py").write_text("from jaxret.configs.base import get_config\n")
@@ -450,7 +451,7 @@ for call in json.loads(sys.argv[2]):
 
 
 def test_bad_arguments_are_value_errors(root: Path) -> None:
-    """In a process of its own: the tests check types before the function does."""
+    """The calls run in their own process, because in the tests typeguard would check types before the function does."""
     program = [sys.executable, "-c", PROGRAM, str(root / "run"), json.dumps(list(WRONG_ARGUMENTS))]
     done = subprocess.run(program, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -482,7 +483,7 @@ def test_the_examples_of_the_documentation(minilm_dir: Path, tmp_path: Path, mon
 
 def test_a_notebook_shows_hits_as_tables(index: jaxret.Index) -> None:
     results = index.search(["<table> river <b>", "silver garden"], k=2)
-    assert results == [list(hits) for hits in results], "they are lists"
+    assert results == [list(hits) for hits in results], "hits are lists"
     shown = results._repr_html_()
     assert (shown.count("<table>"), shown.count("<tr>")) == (2, 6)
     assert "<p>&lt;table&gt; river &lt;b&gt;</p>" in shown
@@ -497,10 +498,10 @@ def test_a_notebook_shows_hits_as_tables(index: jaxret.Index) -> None:
 
 
 def test_another_working_directory_changes_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is another run of the same relative path, too."""
+    """Even if the new directory has another run with the same relative path."""
     monkeypatch.chdir(root)
     retriever = jaxret.Retriever.open("run")
-    assert repr(retriever).startswith("Retriever('run', step "), "relative to where it is shown"
+    assert repr(retriever).startswith("Retriever('run', step "), "relative to the current directory"
     expected = retriever.encode_queries(QUESTIONS)
     shutil.copytree(root / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,5 @@
-"""`make bench`: one run of its scripts, whether the machine was idle, and what became slower since an earlier run."""
+"""`make bench`: a short run of its scripts, the check that the machine was idle, and what became slower than in an
+earlier run."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.pipeline import REPOSITORY
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run short comparisons, on the devices that a user's process has."""
+    """Run short comparisons on the devices that a user's process has."""
     clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "bench/all.py", "--short", *arguments]
     return subprocess.run(command, cwd=REPOSITORY, env=clean, capture_output=True, text=True)
@@ -43,12 +44,12 @@ def test_one_run_writes_every_round_and_a_slower_number_is_reported(tmp_path: Pa
     assert written["commit"]
     (case,) = written["scripts"]["late"]["cases"]
     assert len(case["ours"]["xla"]) == len(case["peers"]["numpy"]) == 5
-    assert len(written["scripts"]["late"]["calibrations"]) == 6  # one before the round that compiles
+    assert len(written["scripts"]["late"]["calibrations"]) == 6  # one more before the round that compiles
     assert "calibrations" in done.stdout
 
     faster = deepcopy(written)
     times = faster["scripts"]["late"]["cases"][0]["ours"]
-    times["xla"] = [second / 1000 for second in times["xla"]]  # so this machine is slower now
+    times["xla"] = [second / 1000 for second in times["xla"]]  # compared with these times, this machine is slower now
     old.write_text(json.dumps(faster))
     done = bench("--only=late", f"--out={new}", f"--compare={old}")
     assert done.returncode == 1
@@ -66,7 +67,7 @@ def test_one_run_writes_every_round_and_a_slower_number_is_reported(tmp_path: Pa
         ([1.0, 1.1, 1.2], [1.0, 1.1, 1.2], False),
         ([1.0, 1.1, 1.2], [1.3, 1.4, 1.5], True),
         ([1.0, 1.1, 1.2], [0.5, 0.6, 0.7], False),  # faster
-        ([1.00, 1.01, 1.02], [1.03, 1.04, 1.05], False),  # by less than the margin
+        ([1.00, 1.01, 1.02], [1.03, 1.04, 1.05], False),  # slower by less than the margin
         ([1.0, 1.2, 3.0], [0.9, 1.4, 3.0], False),  # within the noise
     ],
 )

@@ -12,14 +12,14 @@ from pathlib import Path
 
 if "jax" in sys.modules:  # a plug-in imported it: the settings below would come too late
     raise RuntimeError("jax was imported before tests/conftest.py could ask for eight CPU devices")
-# The models here are tiny and run a few times, so almost all of their time is compilation: LLVM need not optimize, and
-# XLA's simpler code generator does where there still is one. An unknown flag would end the process.
+# The models here are tiny and run a few times, so almost all of the time is compilation: LLVM need not optimize, and
+# XLA's simpler code generator is used where it still exists. An unknown flag would end the process.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
-        "--xla_cpu_parallel_codegen_split_count=1",  # one small piece of code is written, kept and loaded, not 32
+        "--xla_cpu_parallel_codegen_split_count=1",  # one small object file is written and loaded, not 32
         "--xla_cpu_use_fusion_emitters=false" if metadata.version("jaxlib").startswith("0.10.") else "",
     ]
 ).strip()
@@ -28,7 +28,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# Token stores, of which every temporary data set makes its own.
+# Each temporary data set writes a token store into this folder.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxret-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -49,7 +49,7 @@ from tests.shapes import checked
 
 
 def _leave_pytrees_unchecked() -> None:
-    """Exempts the fields of flax.struct dataclasses from the hook below.
+    """Exempt the fields of flax.struct dataclasses from the hook below.
 
     JAX rebuilds a pytree through its __init__ with leaves that are not arrays of the annotated shape: stacked by vmap
     and scan, ShapeDtypeStructs under eval_shape, shardings, None. Functions and methods are checked all the same.
@@ -69,7 +69,8 @@ def _leave_pytrees_unchecked() -> None:
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 _leave_pytrees_unchecked()
 install_import_hook("jaxret", f"{checked.__module__}.{checked.__name__}")
-gc.set_threshold(200_000, 50, 100)  # tracing makes millions of objects that stay: a seventh of the time went into them
+# Tracing makes millions of objects that stay alive: collecting them took a seventh of the time.
+gc.set_threshold(200_000, 50, 100)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 pytest_plugins = ["tests.fault_table"]
@@ -80,7 +81,7 @@ DAILY_TABLES = pytest.StashKey[dict[str, bool]]()  # each table with an exhausti
 
 
 def _mark_each_test(items: list[pytest.Item]) -> None:
-    """Moves the marks LONG from modules to their tests: a daily case is without them, and the others keep them."""
+    """Move the marks LONG from modules to their tests: then a daily case can lose them, while the others keep them."""
     modules = {module for item in items if (module := item.getparent(pytest.Module))}
     for item in items:
         module = item.getparent(pytest.Module)
@@ -90,16 +91,16 @@ def _mark_each_test(items: list[pytest.Item]) -> None:
 
 
 def _table(item: pytest.Item) -> str:
-    """The table of a case, as FILE::TEST; empty for a test that has no cases."""
+    """Return the table of a case, as FILE::TEST; empty for a test that has no cases."""
     table, bracket, _ = item.nodeid.partition("[")
     return table if bracket else ""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files that take longest go first, so that no worker waits for the other's last one. Of a table the first case, or
-    the one that is named as daily, is in `make test`, whatever marks its module has. Raises UsageError for a daily case
-    that does not exist."""
+    """Put the slowest files first, so that no worker waits for another's last file. The first case of a table, or the
+    one that is named as daily, is in `make test` even if its module is marked slow or exhaustive. Raises UsageError for
+    a daily case that does not exist."""
     items.sort(key=lambda item: "training" not in item.path.parts)
     _mark_each_test(items)
     exhaustive = {table for item in items if (table := _table(item)) and item.get_closest_marker("exhaustive")}
@@ -117,7 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("slow")
             begun.add(table)
     for (table, case), collected in cases.items():
-        if case not in collected and len(collected) > 1:  # not one case alone, named on the command line
+        if case not in collected and len(collected) > 1:  # with one case only, another was named on the command line
             raise pytest.UsageError(f"{table} has no case {case!r}, which is marked as daily")
     daily_tables = {_table(item) for item in items if not any(item.get_closest_marker(name) for name in LONG)}
     config.stash[DAILY_TABLES] = {table: table in daily_tables for table in sorted(exhaustive)}
@@ -125,14 +126,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs() -> Iterator[None]:
-    """A process that keeps every compiled program of the suite grows to gigabytes."""
+    """Drop compiled programs: a process that keeps those of the whole suite grows to gigabytes."""
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of real data sets: $JAXRET_DATA, or shared/data beside the repository."""
+    """The folder of real data sets: $JAXRET_DATA, or shared/data next to the repository."""
     path = Path(os.environ.get("JAXRET_DATA") or REPOSITORY.parent / "shared" / "data")
     if not path.is_dir():
         pytest.skip(f"no real data sets at {path}: set JAXRET_DATA to a folder that has them")

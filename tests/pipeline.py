@@ -1,4 +1,4 @@
-"""A whole retriever in miniature, for the tests of the pipeline: an encoder folder, a data set, a config."""
+"""A whole retriever in miniature for the tests of the pipeline: an encoder folder, a data set, a config."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ WORDS = [
     "castle",
 ]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-# Environment of a process with one device; without the flags of conftest.py it would compile for a minute.
+# The environment of a process with one device; without the flags of conftest.py it would compile for a minute.
 ONE_DEVICE = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"}
-CLOCKS = (*TIMED, "data_wait")  # of metrics.jsonl: no two runs have the same
+CLOCKS = (*TIMED, "data_wait")  # fields of metrics.jsonl that differ between any two runs
 QUERY_LENGTH, PASSAGE_LENGTH = 12, 24  # tokens; tiny_bert has 40 positions
 
 
@@ -79,7 +79,7 @@ def write_encoder(folder: Path) -> Path:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
     tokenizer.add_special_tokens(SPECIAL)
-    ends = [(end, vocabulary[end]) for end in ("[CLS]", "[SEP]")]  # without this, transformers would add none
+    ends = [(end, vocabulary[end]) for end in ("[CLS]", "[SEP]")]  # without this, transformers would not add them
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)  # type: ignore[assignment]
     tokenizer.save(str(folder / "tokenizer.json"))
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
@@ -106,7 +106,7 @@ def write_t5(folder: Path, name: str = "tiny_t5") -> Path:
 
 
 def save_generator(folder: Path, config: GeneratorConfig, params: Params) -> None:
-    """Write config.json and model.safetensors as transformers' T5ForConditionalGeneration reads them."""
+    """Write config.json and model.safetensors in the format of transformers' T5ForConditionalGeneration."""
     flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")
     tensors: dict[str, np.ndarray] = {}
     for path, stored in generator_tensors(config).items():
@@ -127,7 +127,7 @@ def save_generator(folder: Path, config: GeneratorConfig, params: Params) -> Non
 
 
 def write_generator(folder: Path) -> Path:
-    """A random T5 with its decoder, and a tokenizer of a few words."""
+    """A random T5 with its decoder, and a tokenizer with a few words."""
     write_t5(folder)
     encoder = T5Config(99, 32, 2, 4, 6, 48, feed_forward="gated-gelu", initializer_factor=4.0)
     config = GeneratorConfig(encoder, replace(encoder, num_layers=1), False, True, start_id=0, end_id=1, pad_id=0)
@@ -152,8 +152,8 @@ def write_cross_encoder(folder: Path) -> Path:
 
 
 def write_language_model(folder: Path, name: str = "tiny_qwen3", template: str = "$A <|end|>") -> Path:
-    """The weights of a golden language model (vocabulary 99) with a byte-pair tokenizer whose post-processor appends
-    another token than its `eos_token`, as that of Qwen3-Embedding does."""
+    """The weights of a golden language model (vocabulary 99) with a byte-pair tokenizer. Like that of Qwen3-Embedding,
+    its post-processor appends a token that is not its `eos_token`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in ("config.json", "model.safetensors"):
         shutil.copyfile(GOLDENS / name / file, folder / file)
@@ -175,7 +175,7 @@ def words(random: np.random.Generator, count: int) -> str:
 
 
 def write_data(folder: Path, train: int = 40, dev: int = 12, seed: int = 0) -> Path:
-    """A BEIR folder: a passage for each query (two for every fifth), one judged not relevant, answers, and the splits
+    """A BEIR folder: a passage for each query (two for every fifth query), a judgement of 0, answers, and the splits
     train, dev and test. Some test queries have no judgement."""
     random = np.random.default_rng(seed)
     passages, queries = [], []
@@ -198,7 +198,7 @@ def write_data(folder: Path, train: int = 40, dev: int = 12, seed: int = 0) -> P
 
 
 def tiny_config(encoder: Path | str, data: Path | str, **overrides: Any) -> ConfigDict:
-    """configs/base.py with everything small. overrides: "train__steps" is train.steps."""
+    """configs/base.py with small sizes. overrides: "train__steps" is train.steps."""
     config = get_config()
     config.lock()
     small = {
@@ -228,7 +228,7 @@ def tiny_config(encoder: Path | str, data: Path | str, **overrides: Any) -> Conf
 
 
 def untrained_run(workdir: Path, encoder: Path, data: Path | str, **overrides: Any) -> Run:
-    """A run of no steps: the encoder as it comes, as a checkpoint."""
+    """A run of no steps: its checkpoint is the encoder as it was loaded."""
     config = tiny_config(encoder, data, train__steps=0, data__dev="", **overrides)
     train(config, workdir, progress=False)
     return open_run(workdir)
@@ -244,12 +244,12 @@ def command(script: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a script: the devices of this process, and errors as users see them."""
+    """The environment of a script: the devices of this process, and errors as users see them, without tracebacks."""
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAXRET_DEBUG": ""}
 
 
 def run_script(script: str, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs one of the scripts to its end, in the folder of the repository. input: its standard input."""
+    """Run one of the scripts to its end, in the folder of the repository. input: its standard input."""
     options: dict[str, Any] = {"cwd": REPOSITORY, "env": environment(), "capture_output": True, "text": True}
     options["errors"] = "surrogateescape"  # bytes that are not UTF-8
     return subprocess.run(command(script, *arguments), input=input, timeout=300, **options)
@@ -267,9 +267,9 @@ sys.exit(done.returncode)
 
 
 def run_measured(*arguments: str) -> tuple[subprocess.CompletedProcess[str], int]:
-    """Run Python with some arguments; return the process, and the most bytes of memory that it held.
+    """Run Python with some arguments; return the process, and the peak of its memory in bytes.
 
-    A small process starts it: what is started from here would begin with the memory of this one.
+    A small process starts it: a child of this process would begin with this one's memory.
     """
     code = [sys.executable, "-c", _MEASURE, sys.executable, *arguments]
     done = subprocess.run(code, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
@@ -286,9 +286,9 @@ def resources() -> tuple[int, int, int]:
 
 
 def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]], None] | None = None) -> list[Any]:
-    """Runs two commands at the same time, with four devices each; (exit status, output, errors) of each. `stop` is
-    called while they run."""
-    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}  # the last one counts
+    """Run two commands at the same time, with four devices each; return (exit status, output, errors) of each. `stop`
+    is called while they run."""
+    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}  # the last flag wins
     workers = [
         subprocess.Popen(
             arguments,
@@ -317,7 +317,7 @@ def free_address() -> str:
 
 
 def train_arguments(encoder: Path | str, data: Path, workdir: Path, **overrides: Any) -> list[str]:
-    """The flags of train.py for `tiny_config`, through the command line as a user gives them."""
+    """The flags of train.py for `tiny_config`, as a user gives them on the command line."""
     flat = flat_config(tiny_config(encoder, data, **overrides))
     base = flat_config(get_config())
     changed = {key: value for key, value in flat.items() if value != base[key]}
@@ -329,7 +329,7 @@ def train_arguments(encoder: Path | str, data: Path, workdir: Path, **overrides:
 
 
 def flat_config(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
-    """Key with dots -> value."""
+    """Map keys with dots to values."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         flat |= flat_config(value, f"{prefix}{key}.") if isinstance(value, ConfigDict) else {f"{prefix}{key}": value}

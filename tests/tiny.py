@@ -69,7 +69,7 @@ LLAMA = DecoderConfig(
 GEMMA = dataclasses.replace(
     LLAMA, hidden_act="gelu_new", local_theta=100.0, window=4, global_every=2, query_scalar=64, model_type="gemma3_text"
 )
-# The families, as overrides of the base config. The loss is tempered: scores of random vectors are far apart.
+# The families, as overrides of the base config. Temperatures are high because scores of random vectors are far apart.
 DUAL_ENCODER: dict[str, Any] = {"loss.temperature": 4.0}
 MLR: dict[str, Any] = {"head.name": "mlr", "head.mlr.chosen": (0, 1, 2), "loss.temperature": 4.0}
 SELF_CONTRASTIVE = MLR | {"pooling": "self_contrastive", "loss.local_weight": 0.5, "encoder.tied": True}
@@ -113,7 +113,7 @@ I3: dict[str, Any] = {
 
 
 def make_config(overrides: dict[str, Any]) -> ConfigDict:
-    """The base config, nothing recomputed, with some keys set ("head.name": "mlr"); unknown keys are errors."""
+    """The base config without recomputation, with some keys set ("head.name": "mlr"); unknown keys are errors."""
     config = base.get_config().lock()
     config.encoder.recompute = "none"
     config.update_from_flattened_dict(overrides)
@@ -136,7 +136,8 @@ def make_objective(
 
 
 def make_params(retriever: Any, seed: int = 0) -> Any:
-    """Random parameters, biases, layer norms and mixing weights included, so that none can be left out unseen."""
+    """Random parameters, including biases, layer norms and mixing weights, so that a test fails if one of them is left
+    out."""
     shapes = jax.eval_shape(retriever.init, jax.random.key(0))
     generator = np.random.default_rng(seed)
 
@@ -157,7 +158,8 @@ def make_tokens(rows: int, length: int, seed: int = 0) -> Tokens:
 
 
 def ranking(embedder: Embedder) -> Any:
-    """How validation ranks a batch of passages for eight queries, as a program of (params, tokens)."""
+    """Return the program by which validation ranks a batch of passages for eight queries: (params, tokens) ->
+    BestPassages."""
     ranker = Ranker(embedder, depth=3)
 
     def rank(params: Any, tokens: Tokens) -> BestPassages:
@@ -187,7 +189,7 @@ def make_batch(queries: int, group: int = 2, seed: int = 0, pseudo_queries: bool
 
 
 def filled(batch: Batch, places: int) -> Batch:
-    """The batch with empty places for more queries, as BatchPlan has them."""
+    """Append empty places for more queries to a batch, as BatchPlan does."""
     queries = len(batch.positives)
 
     def more(array: np.ndarray, empty: int) -> np.ndarray:
@@ -203,8 +205,8 @@ def filled(batch: Batch, places: int) -> Batch:
 
 
 def distance(actual: Any, expected: Any) -> float:
-    """Largest difference of two trees, each leaf's relative to that leaf's largest value in `expected` (at least
-    one hundredth of the whole tree's: what is zero but for rounding has no scale of its own)."""
+    """The largest difference between two trees, each leaf's relative to that leaf's largest value in `expected` (at
+    least one hundredth of the whole tree's: a leaf that is zero except for rounding has no scale)."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)  # type: ignore[operator]
     leaves = [
         (np.asarray(a, np.float64), np.asarray(b, np.float64))
@@ -223,7 +225,7 @@ def relative_error(actual: Any, expected: Any) -> float:
 
 
 OPTIMIZER: dict[str, Any] = {
-    # Large, so that Adam does not blow rounding up where the true gradient is zero (the keys' biases).
+    # Large, because Adam would amplify rounding errors where the true gradient is zero (the keys' biases).
     "optimizer.eps": 1e-3,
     "optimizer.learning_rate": 1e-2,
     "optimizer.warmup_fraction": 0.2,
@@ -232,7 +234,7 @@ OPTIMIZER: dict[str, Any] = {
 
 
 def run_steps(overrides: dict[str, Any], fsdp: int, steps: int = 3, packed: bool = False) -> list[dict[str, float]]:
-    """The metrics of the first steps over all devices of all processes; each process brings its own rows."""
+    """The metrics of the first steps over all devices of all processes; each process contributes its own rows."""
     config, mesh = make_config(overrides | OPTIMIZER), make_mesh(fsdp)
     objective = make_objective(overrides, mesh)
     optimizer, _ = make_optimizer(config.optimizer, total_steps=10)

@@ -1,5 +1,5 @@
-"""A run in a bucket is the run on a disk: trained, resumed, encoded by jobs that die, searched; real processes, and a
-fake of GCS on loopback."""
+"""A run in a bucket equals the run on a disk: trained, resumed, encoded by jobs that die, searched. With real
+processes, and a fake GCS on loopback."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def gcs() -> Iterator[Server]:
 
 
 def fetch(gcs: Server, folder: Path) -> Path:
-    """Copy the run in the bucket to a folder."""
+    """Copy the run from the bucket to a folder."""
     finish(start("-m", gcs[1], "jaxret", "copy", RUN, str(folder)))
     return folder
 
 
 def read_since(server: FakeGcs, before: int, suffix: str) -> list[str]:
-    """The objects of files of the run with a suffix that were read since a request."""
+    """Return the objects that were read since a request, of the run's files with a suffix."""
     manifest = json.loads(server.objects["bucket", "runs/tiny/files.json"][1])["files"]
     keys = {f"runs/tiny/{key}" for name, (_, _, *parts) in manifest.items() if name.endswith(suffix) for key in parts}
     assert keys
@@ -65,7 +65,7 @@ def test_four_jobs_with_two_killed_write_the_bytes_of_one_on_s3(kind: str, tmp_p
         names = {path.name for path in ours.iterdir() if path.is_file() and not path.name.startswith(".")}
         assert len(names) > 60
         assert {path.name for path in theirs.iterdir()} == names
-        for name in names - {"corpus.json"}:  # it has the time of the run's own look at the corpus
+        for name in names - {"corpus.json"}:  # it has the time of the corpus at which this run read it
             assert (theirs / name).read_bytes() == (ours / name).read_bytes(), name
         assert finish(start("-c", server, LISTED, run)).strip() == ""
 
@@ -74,7 +74,7 @@ def test_four_jobs_with_two_killed_write_the_bytes_of_one_on_s3(kind: str, tmp_p
 def test_a_run_in_a_bucket_equals_a_run_on_a_disk(gcs: Server, tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     local = tmp_path / "local" / "tiny"
-    for steps in (3, 6):  # the second time it resumes
+    for steps in (3, 6):  # the second call resumes
         trained = []
         for workdir in (str(local), RUN):
             arguments = train_arguments(encoder, data, tmp_path, train__steps=steps)
@@ -93,27 +93,29 @@ def test_a_run_in_a_bucket_equals_a_run_on_a_disk(gcs: Server, tmp_path: Path) -
     jobs[0].communicate()
     for job in jobs[1:]:
         assert f"{RUN}/embeddings/data" in finish(job)
-    assert not read_since(gcs[0], before, ".npy"), "a job needs no vectors of others"
+    assert not read_since(gcs[0], before, ".npy"), "a job reads no vectors of other jobs"
     search = ("search.py", gcs[1], f"--queries={data}", f"--qrels={data}", "--split=dev")
     finish(start(*search, f"--workdir={local}"))
     before, files = len(gcs[0].requests), sum("/data/" in name for _, name in gcs[0].objects)
     assert f"{RUN}/runs/" in finish(start(*search, f"--workdir={RUN}"))
     requests = gcs[0].requests[before:]
     reads = [name for method, name in requests if method == "GET" and "/data/" in name]
-    assert len(reads) == len(set(reads)) <= files, "each object at most once"
+    assert len(reads) == len(set(reads)) <= files, "each object is read at most once"
     written = [name for method, name in requests if method == "POST" and "/data/" in name]
-    assert len(requests) - len(reads) - len(written) <= 20, "whatever the number of shards: lists, manifest, probe"
+    assert len(requests) - len(reads) - len(written) <= 20, (
+        "the number of other requests does not grow with the shards: lists, manifest, probe"
+    )
 
     fetched = fetch(gcs, tmp_path / "fetched")
     for part in ("embeddings/data", "runs", "encoder"):
         ours = {path.relative_to(local): path for path in (local / part).rglob("*") if path.is_file()}
         assert {path.relative_to(fetched) for path in (fetched / part).rglob("*") if path.is_file()} == set(ours), part
         for name, path in ours.items():
-            if name.name != "corpus.json":  # it has the time of the run's own look at the corpus
+            if name.name != "corpus.json":  # it has the time of the corpus at which this run read it
                 assert (fetched / name).read_bytes() == path.read_bytes(), name
 
     def digests(folder: Path) -> dict[str, object]:
-        """The digests of each array of each checkpoint; Orbax's own files have paths and times."""
+        """Map checkpoints to the digests of their arrays; Orbax's own files have paths and times."""
         paths = folder.glob("checkpoints/*/_CHECKPOINT_METADATA")
         return {path.parent.name: json.loads(path.read_text())["custom_metadata"] for path in paths}
 
@@ -125,7 +127,9 @@ def test_a_run_in_a_bucket_equals_a_run_on_a_disk(gcs: Server, tmp_path: Path) -
         return evaluation["mean"], evaluation["per_query"]
 
     assert measures(fetched) == measures(local)
-    assert not any("/groups/" in name or "/leases/" in name for _, name in gcs[0].objects), "no trace of the jobs"
+    assert not any("/groups/" in name or "/leases/" in name for _, name in gcs[0].objects), (
+        "the jobs left no leases or groups"
+    )
 
 
 FROM_PYTHON = """
@@ -142,7 +146,7 @@ print(repr(retriever), all((one.encode_queries(["river stone"]) == vectors).all(
 
 @pytest.mark.slow
 def test_a_run_is_made_and_opened_from_python(gcs: Server, tmp_path: Path) -> None:
-    """Whatever the working directory is."""
+    """In any working directory."""
     encoder = write_encoder(tmp_path / "encoder")
     output = finish(start("-c", gcs[1], FROM_PYTHON, str(encoder), str(tmp_path)))
     assert output.splitlines()[-1] == "Retriever('gs://bucket/runs/python', step 0) True"
@@ -184,7 +188,7 @@ def test_changes_from_python_are_published_when_they_are_made(gcs: Server, tmp_p
 
 @pytest.mark.slow
 def test_what_commands_write_may_be_in_a_bucket(gcs: Server, tmp_path: Path) -> None:
-    """A folder and a file: those that are written to a disk."""
+    """The folder and the file equal those written to a disk."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     untrained_run(tmp_path / "run", encoder, data)
     for out in (str(tmp_path / "st"), "gs://bucket/out/st"):

@@ -1,4 +1,4 @@
-"""Vectors that all point the same way are told."""
+"""A warning says that all vectors point in the same direction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxret.types import Ragged
 
 
 def pairs(passages: list[np.ndarray]) -> float:
-    """The definition, pair by pair."""
+    """Compute the definition, pair by pair."""
     result = [
         a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
         for i, one in enumerate(passages)
@@ -40,7 +40,7 @@ def test_single_and_zero_vectors() -> None:
 
 
 def test_vectors_of_zeros_have_collapsed(tmp_path: Path) -> None:
-    """float16 makes them of small ones."""
+    """float16 rounds small numbers to zero."""
     writer = ShardWriter(tmp_path, 9, 5, {})
     for shard in writer.shards:
         writer.write(shard, np.full((shard.rows, 1, 4), 1e-9, np.float16), ["p"] * shard.rows)
@@ -50,7 +50,7 @@ def test_vectors_of_zeros_have_collapsed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lists", [False, True])
 def test_warning_above_the_limit(lists: bool, tmp_path: Path) -> None:
-    """Above the limit only; whatever the length of the vectors."""
+    """Only above the limit, for vectors of any length."""
     random = np.random.default_rng(0)
     for spread, expected in ((0.1, True), (1.0, False)):
         rows, folder = SAMPLE_SIZE + 7, tmp_path / str(spread)

@@ -1,4 +1,5 @@
-"""Cut vectors: those of a fresh encode byte for byte, searched alike from disk and on the fly, and in the contract."""
+"""Cut vectors: equal to those of a new encoding to the byte, equal in searches from disk and on the fly, and part of
+the contract."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(root: Path) -> RunsByKind:
-    """`first` is encoded, and cut as first-5."""
+    """Encode `first`, and cut it as first-5."""
 
     def encode(run: Run, root: Path) -> None:
         encode_corpus(run, Corpus.open(root / "first.jsonl"), progress=False)
@@ -243,7 +244,7 @@ def test_a_job_waits_for_another_that_cuts_the_same_vectors(
 ) -> None:
     run, cut = runs[DAILY], open_encoded(runs[DAILY].workdir.embeddings(f"first-{SIZE}"))
     lock = FolderLock(cut.folder, "cutting vectors")
-    with pytest.raises(LockedError, match="in use: cutting vectors"):  # its holder writes nothing
+    with pytest.raises(LockedError, match="in use: cutting vectors"):  # its holder cuts nothing itself
         cut_encoded(run, "first", EncodeOptions(dimension=SIZE, lease=1.0), progress=False)
     waiting = threading.Timer(1, lock.release)
     waiting.start()
@@ -266,7 +267,7 @@ def test_a_cut_keeps_the_warnings_on_its_texts(root: Path, runs: RunsByKind, tmp
 
 
 def test_workers_of_ray_do_not_cut(root: Path, runs: RunsByKind) -> None:
-    """The command does, once: in a bucket each worker would, in a copy of its own."""
+    """The command cuts once; in a bucket, each worker would otherwise cut its own copy."""
     workdir, options = runs[DAILY].workdir, EncodeOptions(dimension=SIZE)
     opening = RunOpening(str(workdir), "best", "", {})
     assert EncodeJob(opening, str(root / "first.jsonl"), "of-ray", options).encode() == ""
@@ -333,7 +334,7 @@ def test_heads_that_cannot_be_cut_are_errors(root: Path) -> None:
 
 
 def test_cutting_and_scaling_of_vectors() -> None:
-    """Vectors have the same numbers alone and among others; float16 stays; a vector of zeros too."""
+    """A vector has the same numbers alone and in a batch; float16 is kept, and a vector of zeros stays zero."""
     vectors = np.random.default_rng(0).normal(size=(50, 2, 12)).astype(np.float32)
     cut = cut_vectors(vectors, SIZE, True)
     assert np.abs(np.linalg.norm(cut, axis=-1) - 1).max() < 1e-6

@@ -1,4 +1,4 @@
-"""A change of encoded corpora that checks itself, before anything is opened."""
+"""A request to change encoded corpora checks itself before anything is opened."""
 
 from __future__ import annotations
 

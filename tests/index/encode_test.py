@@ -1,4 +1,4 @@
-"""A checkpoint and a corpus -> shards: the vectors of RetrieverModel.encode, interrupted or not."""
+"""From a checkpoint and a corpus to shards: the vectors of RetrieverModel.encode, with and without interruptions."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from jaxret.storage.leases import Lease, Leases, _numbers, this_process
 from jaxret.types import Tokens
 from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
 
-READ, SCAN = Corpus.read, Corpus.scan  # as they are without a monkeypatch
-ROWS = 50  # passages per shard; the corpus has more than two shards of them
+READ, SCAN = Corpus.read, Corpus.scan  # the functions before any monkeypatch
+ROWS = 50  # passages per shard; the corpus has more than two shards
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_run_of_another_version_names_the_missing_key(root: Path, tmp_path: Pa
 
 
 def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
-    """A run, opened in another folder."""
+    """Return a run with another folder."""
     return replace(run, workdir=Workdir(workdir), **changes)
 
 
@@ -94,7 +94,7 @@ def test_vectors_equal_those_of_the_retriever(root: Path, run: Run, encoded: Pat
     expected = run.model.encode(run.params, Tokens(jnp.asarray(ids), jnp.asarray(mask)), "passage").vectors
     stored = np.concatenate([vectors for _, vectors in shards])
     np.testing.assert_allclose(stored, expected, atol=1e-5, rtol=0)
-    assert not np.allclose(stored[1:], expected[:-1], atol=1e-2)  # control: one row off
+    assert not np.allclose(stored[1:], expected[:-1], atol=1e-2)  # control: compared with the next row
 
 
 def test_content_of_the_manifest(root: Path, run: Run, encoded: Path) -> None:
@@ -113,7 +113,7 @@ def test_cut_texts_are_counted_before_and_after_encoding(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr("jaxret.parallel.progress.print_line", said.append)
-    before: list[list[str]] = []  # what was said when each shard was written
+    before: list[list[str]] = []  # the lines that were printed before each shard was written
     write = ShardWriter.write
 
     def writing(self: ShardWriter, *rest: Any) -> None:
@@ -145,7 +145,7 @@ def test_interrupted_between_shards_and_resumed(
 
     def dying(self: ShardWriter, shard: Any, *rest: Any) -> None:
         if len(written) == 1:
-            raise KeyboardInterrupt  # in the thread that writes: that which computes must hear of it
+            raise KeyboardInterrupt  # raised in the writing thread, it must also end the computing thread
         written.append(shard.index)
         write(self, shard, *rest)
 
@@ -156,21 +156,21 @@ def test_interrupted_between_shards_and_resumed(
             encode_corpus(other, Corpus.open(root / "data"), progress=False)
     folder = tmp_path / "embeddings" / "data"
     assert not (folder / "manifest.json").exists()
-    # What a process killed while it wrote the second shard leaves behind.
+    # These are the files of a process that was killed while it wrote the second shard.
     (folder / "vectors-00001-of-00003.npy").write_bytes(b"half")
     result = encode_corpus(other, Corpus.open(root / "data"), progress=False)
     assert (result.shards, result.shards_written) == (3, 2)
     assert contents(folder) == contents(encoded)
     timing = read_json(tmp_path / "encoding" / "data.json")
     assert timing == result.timing
-    assert timing["passages"] == result.passages - ROWS, "without the shard of the first job"
+    assert timing["passages"] == result.passages - ROWS, "the shard of the first job does not count"
     assert timing["ms_per_passage"] == pytest.approx(1000 * timing["seconds"] / timing["passages"], rel=0.01)
     assert timing["passages_per_second"] == pytest.approx(timing["passages"] / timing["seconds"], rel=0.01)
     before = contents(folder)
     again = encode_corpus(other, Corpus.open(root / "data"), progress=False)
     assert (again.shards_written, again.timing) == (0, None)
     assert contents(folder) == before
-    assert read_json(tmp_path / "encoding" / "data.json") == timing, "a job that encodes nothing has no time"
+    assert read_json(tmp_path / "encoding" / "data.json") == timing, "a job that encodes nothing records no time"
 
 
 def test_a_corpus_that_changes_while_it_is_encoded(
@@ -192,7 +192,7 @@ def test_a_corpus_that_changes_while_it_is_encoded(
 def test_a_corpus_that_was_tokenized_before_is_not_read_again(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shards have the same bytes."""
+    """The shards have the same bytes as without the store."""
     store = str(tmp_path / "stores")
     inspect_corpus(run, Corpus.open(root / "data"), "error", store, print).tokenized(run, False, print)
 
@@ -205,7 +205,7 @@ def test_a_corpus_that_was_tokenized_before_is_not_read_again(
         folder = encode_corpus(
             with_run(run, tmp_path), Corpus.open(root / "data"), options=EncodeOptions(store=store), progress=False
         ).folder
-        with pytest.raises(AssertionError, match="read again"):  # control: elsewhere there are no tokens
+        with pytest.raises(AssertionError, match="read again"):  # control: without the store, the corpus is read again
             encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), "b", progress=False)
     assert contents(folder) == contents(encoded)
 
@@ -213,7 +213,7 @@ def test_a_corpus_that_was_tokenized_before_is_not_read_again(
 def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a thread of its own, which has begun with it when those before go to the device."""
+    """A thread reads it, and has begun when the texts before it go to the device."""
     starts = range(0, 120, 20)
     begun = {start: threading.Event() for start in starts}
     part, read = TextReader.part, EncodeWorker.read
@@ -225,7 +225,7 @@ def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
 
     def giving(self: EncodeWorker, *rest: Any) -> Any:
         for shard, lease, result in read(self, *rest):
-            assert shard.stop not in begun or begun[shard.stop].wait(30), "nobody reads the next one"
+            assert shard.stop not in begun or begun[shard.stop].wait(30), "the next shard is not being read"
             yield shard, lease, result
 
     monkeypatch.setattr(TextReader, "part", reading)
@@ -238,7 +238,7 @@ def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
 def test_an_error_does_not_wait_for_the_reader(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second shard is being read when computing the first fails: reading ends, and the error is told."""
+    """The first shard fails while the second one is being read: the reader ends, and the error is raised."""
     read, failed = 0, threading.Event()
 
     def slow(*rest: Any, **options: Any) -> Any:
@@ -266,8 +266,8 @@ def test_an_error_does_not_wait_for_the_reader(
 def test_an_idle_job_takes_reserved_shards(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two jobs, three shards: one job is at the first and has read the second; the other takes the third, which nobody
-    reserves, and then that."""
+    """Two jobs, three shards. One job computes the first and has read the second. The other job takes the third, which
+    is not reserved, and then the second."""
     monkeypatch.setattr(worker, "LEASE_PAUSE", 0.01)
     folder = tmp_path / "embeddings" / "data"
     results: list[encode.EncodeResult] = []
@@ -276,7 +276,7 @@ def test_an_idle_job_takes_reserved_shards(
             encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
         )
     )
-    times: list[int] = []  # when the second shard was written, and the third
+    times: list[int] = []  # when the second and third shards were written
     read = EncodeWorker.read
 
     def slow(self: EncodeWorker, *rest: Any) -> Any:
@@ -286,7 +286,7 @@ def test_an_idle_job_takes_reserved_shards(
                 end = time.monotonic() + 30
                 paths = [shard.sidecar(folder) for shard in self.writer.shards]
                 while not all(path.exists() for path in paths[1:]):
-                    assert time.monotonic() < end, "the other job waits for a shard that nobody has begun"
+                    assert time.monotonic() < end, "the other job waits for a shard that no job has begun"
                     time.sleep(0.01)
                 times.extend(path.stat().st_mtime_ns for path in paths[1:])
             yield each
@@ -304,8 +304,8 @@ def test_an_idle_job_takes_reserved_shards(
 def test_a_job_stops_reading_a_shard_that_its_owner_begins(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another job has reserved all shards. This job reads the first, until that job begins it, and computes the
-    others."""
+    """Another job has reserved all shards. This job reads the first until the other job begins it, and then computes
+    the others."""
     monkeypatch.setattr(worker, "LEASE_PAUSE", 0.01)
     folder, part = tmp_path / "embeddings" / "data", TextReader.part
     ended: list[int] = []
@@ -345,7 +345,8 @@ def test_a_job_stops_reading_a_shard_that_its_owner_begins(
 
 @pytest.mark.parametrize("kind", ["text", "store"])
 def test_parts_read_out_of_order_equal_one_pass(kind: str, root: Path, run: Run, tmp_path: Path) -> None:
-    """Shards of a dead job are, and damaged ones: before what was read last, text is read from its beginning."""
+    """Such parts are shards of a dead job, and damaged shards: to go back, the reader starts again at the beginning of
+    the text."""
     source = inspect_corpus(run, Corpus.open(root / "data"), "error", str(tmp_path), print)
     expected = run.tokenizer.passages(Corpus.open(root / "data").read())
     ids = [passage.id for passage in Corpus.open(root / "data").read()]
@@ -373,8 +374,8 @@ def test_reading_continues_after_an_abandoned_part(root: Path, run: Run) -> None
 def test_shards_of_a_changed_corpus_are_removed(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same size and time; only the digest of all of it tells, when some shards are there. When it is again what
-    it was, the folder has no passage of the other text."""
+    """Size and time are the same, so if there are shards, only the digest of the whole corpus shows the change. When
+    the old text is restored, the folder has no passage of the other text."""
     corpus = write_data(tmp_path / "data") / "corpus.jsonl"
     before, time_of = corpus.read_bytes(), corpus.stat().st_mtime_ns
     lines = before.splitlines(keepends=True)
@@ -400,7 +401,7 @@ def test_shards_of_a_changed_corpus_are_removed(
     written, expected = contents(folder), contents(encoded)
     assert {name for name in expected if written[name] != expected[name]} == {
         "corpus.json"
-    }  # it says where the text is
+    }  # it has the path of the text
 
 
 def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
@@ -411,7 +412,7 @@ def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
 
     def changing(self: TextReader, *rest: Any) -> Any:
         result = part(self, *rest)
-        os.utime(tmp_path / "data" / "corpus.jsonl", (1, 1))  # its bytes were not all read again yet
+        os.utime(tmp_path / "data" / "corpus.jsonl", (1, 1))  # not all bytes have been read again at this time
         return result
 
     monkeypatch.setattr(TextReader, "part", changing)
@@ -431,7 +432,7 @@ def test_kept_empty_passages_are_rows(root: Path, run: Run, tmp_path: Path) -> N
     shards = open_shards(folder)
     assert shards.ids(range(shards.total_rows)) == [row["_id"] for row in rows]
     vectors = np.concatenate([vectors for _, vectors in shards])
-    np.testing.assert_allclose(vectors[1], vectors[3], atol=1e-6)  # of the markers alone
+    np.testing.assert_allclose(vectors[1], vectors[3], atol=1e-6)  # both texts have only the markers
     assert not np.allclose(vectors[1], vectors[0], atol=1e-3)
     searcher = Searcher(with_run(run, tmp_path), folder)
     assert searcher.passages({"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
@@ -505,7 +506,7 @@ def test_bad_records_stop_or_are_counted(
 def test_a_finished_folder_is_not_written_to(
     root: Path, run: Run, encoded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk may be read-only."""
+    """The disk may be read-only."""
 
     def refused(*_: Any) -> None:
         raise OSError(30, "Read-only file system")
@@ -528,8 +529,9 @@ def test_a_finished_folder_is_not_written_to(
         (
             "manifest.json",
             ".lease-manifest/0123456789abcdef/.manifest.json.0123456789abcdef01234567.tmp",
-        ),  # every shard is there
-        ("manifest.json", ".lease.0123456789abcdef/0123456789abcdef/owner.json"),  # about to be a lease
+        ),  # all shards are complete
+        # A folder that was about to become a lease.
+        ("manifest.json", ".lease.0123456789abcdef/0123456789abcdef/owner.json"),
         ("manifest.json", ".manifest.json.0123456789abcdef01234567.tmp"),
     ],
 )
@@ -542,7 +544,7 @@ def test_leftovers_of_a_killed_writer_are_removed(
     half_written = tmp_path / "embeddings" / "data" / half
     half_written.parent.mkdir(parents=True, exist_ok=True)
     half_written.write_bytes(b"half")
-    if half.startswith(".lease-"):  # by a process of this host, which is gone
+    if half.startswith(".lease-"):  # written by a process of this host that has ended
         (half_written.parent / "owner.json").write_text(
             json.dumps({**this_process(), "numbers": _numbers(), "started": "before"})
         )
@@ -552,7 +554,7 @@ def test_leftovers_of_a_killed_writer_are_removed(
 
 
 def test_a_damaged_shard_is_written_again(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
-    """Its sizes are right, so that digests alone tell."""
+    """The sizes are right, so only digests show the damage."""
     shutil.copytree(encoded, tmp_path / "embeddings" / "data")
     path = tmp_path / "embeddings" / "data" / "vectors-00001-of-00003.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -563,8 +565,8 @@ def test_a_damaged_shard_is_written_again(root: Path, run: Run, encoded: Path, t
 def test_a_job_waits_for_shards_of_other_jobs(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another job has the first shard, and stops; it is taken over when its lease has ended, and what it publishes
-    afterwards is nothing."""
+    """Another job has the first shard, and stops. This job takes it over when the lease has ended; the other job can no
+    longer publish it."""
     monkeypatch.setattr(worker, "LEASE_PAUSE", 0.01)
     folder = tmp_path / "embeddings" / "data"
     with Leases(folder) as others:
@@ -579,7 +581,7 @@ def test_a_job_waits_for_shards_of_other_jobs(
 
         monkeypatch.setattr("jaxret.index.worker.time.sleep", sleep)
         result = encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
-        assert not lease.publish(lambda: pytest.fail("it is not asked to"))
+        assert not lease.publish(lambda: pytest.fail("a lost lease publishes"))
     assert (slept[0], result.shards_written) == (2, 3)
     assert contents(folder) == contents(encoded)
 
@@ -587,7 +589,7 @@ def test_a_job_waits_for_shards_of_other_jobs(
 def test_a_second_job_with_other_settings_is_refused(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each finds an empty folder; who is first says what it is of, and the other writes nothing."""
+    """Both find an empty folder. The first one records its settings, and the other writes nothing."""
     other = with_run(run, tmp_path, checkpoint={"step": 9, "digest": "0123456789abcdef"})
     begin, results = worker.announce, []
 
@@ -629,7 +631,7 @@ def test_a_passage_without_finite_vectors_is_named_with_its_line(
 
     def broken(self: Embedder, *rest: Any, **more: Any) -> Any:
         for vectors in embed(self, *rest, **more):
-            vectors.flat[2 * 2 + 1, 5] = np.nan  # two vectors a passage
+            vectors.flat[2 * 2 + 1, 5] = np.nan  # two vectors per passage
             yield vectors
 
     monkeypatch.setattr(Embedder, "encode_stream", broken)
@@ -653,7 +655,8 @@ def test_a_folder_removed_during_encoding_is_an_error(
 
 
 def test_passages_per_shard(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for; or as the folder has it; or as the run says, but not too many to lose."""
+    """The number comes from the option, from the folder's shards, or from the run, which limits the work that an
+    interruption loses."""
     other = with_run(run, tmp_path)
     monkeypatch.setattr(encode_plan, "SHARD_ROWS", 40)
     assert (
@@ -668,7 +671,7 @@ def test_passages_per_shard(root: Path, run: Run, tmp_path: Path, monkeypatch: p
 
 
 def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the products of the layers, so that another machine with a CPU has the same shards."""
+    """The limit is computed from the products of the layers, so that it is the same on all machines with a CPU."""
     leaves = jax.tree_util.tree_leaves_with_path(run.params)
     products = 2 * sum(leaf.size for path, leaf in leaves if "kernel" in jax.tree_util.keystr(path))
     work = products * run.tokenizer.passage_length // (1 if run.config.encoder.tied else 2)
@@ -680,7 +683,7 @@ def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monke
 def test_shard_rows_may_change_while_there_is_no_shard(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The announcement of a killed job holds nobody to it; a living job's announcement does, and shards do."""
+    """The announcement of a killed job does not fix the number; that of a living job does, and so do shards."""
     other, folder = with_run(run, tmp_path), tmp_path / "embeddings" / "data"
 
     def killed(*_: Any) -> None:
@@ -713,7 +716,8 @@ def test_negative_shard_rows_are_refused(name: str, root: Path, run: Run, tmp_pa
 @pytest.mark.table
 @pytest.mark.parametrize("head", ["mlr", "colbert"])
 def test_shard_mb_limits_the_bytes_of_a_shard(head: str, root: Path, tmp_path: Path) -> None:
-    """Of vectors, whether each passage has as many or each its own number; unless one passage alone has more."""
+    """The bytes are those of vectors, whether all passages have the same number of them or not. A single passage may
+    have more."""
     chosen = {"head__mlr__chosen": (1, 3)} if head == "mlr" else {}
     config = {"head__name": head, "encode__shard_rows": 50, "encode__shard_mb": 1, **chosen}
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **config)
@@ -726,14 +730,14 @@ def test_shard_mb_limits_the_bytes_of_a_shard(head: str, root: Path, tmp_path: P
         sums = [counts[start : start + rows].sum() * vector for start in range(0, len(counts), rows)]
         assert rows == 1 or max(sums) <= limit
         twice = [counts[start : start + 2 * rows].sum() * vector for start in range(0, len(counts), 2 * rows)]
-        assert rows == 50 or max(twice) > limit  # no smaller than it needs to be
+        assert rows == 50 or max(twice) > limit  # not smaller than necessary
 
 
 @pytest.mark.slow
 def test_shard_rows_and_shard_mb_together(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a folder that has shards keeps their size, also one that is begun with rows that are too many now."""
+    """A folder with shards keeps their size, even if it was begun with more rows than the limit allows now."""
     other = with_run(run, tmp_path)
     row = 2 * run.model.dimension * 4
     assert (
@@ -822,7 +826,7 @@ def test_collapsed_vectors_are_reported(
         encode_corpus(run, Corpus.open(root / "data"))
         assert ("alarm: " in capsys.readouterr().out) == expected
         kept = [one.kind for one in read_warnings(run.workdir)["encode data"]]
-        assert kept == ["truncation"] + ["collapse"] * expected, "for reports, and that of who encoded stays"
+        assert kept == ["truncation"] + ["collapse"] * expected, "warnings of the encoding job stay for reports"
 
 
 def test_an_empty_corpus(run: Run, tmp_path: Path) -> None:

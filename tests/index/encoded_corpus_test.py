@@ -1,4 +1,4 @@
-"""Parts, deleted rows and filters: a search is that of a corpus which holds what is left and nothing else."""
+"""Parts, deleted rows and filters: a search equals that of a corpus with only the remaining passages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DELETED = {"none": [], "some": [0, 5, 19, 76, 80, 114, 147], "a shard and a part
 
 
 def vectors(layout: str, width: int) -> tuple[Any, Any]:
-    """(queries, passages) of small whole numbers, so that there are many ties."""
+    """(queries, passages) of small integers, so that there are many ties."""
     random = np.random.default_rng(1)
     if layout == "fixed":
         return tuple(random.integers(-2, 3, shape).astype(np.float32) for shape in ((4, 8), (TOTAL, width, 8)))  # type: ignore[return-value]
@@ -48,7 +48,7 @@ def rows_of(passages: Any, rows: np.ndarray) -> Any:
 
 
 def written(folder: Path, passages: Any, deleted: list[int]) -> Path:
-    """The passages as three parts of shards."""
+    """Write the passages as three parts with shards."""
     parts, first = [], 0
     for number, (size, rows) in enumerate(zip(SIZES, SHARDS, strict=True)):
         sha256 = f"{number}" * 64
@@ -74,7 +74,7 @@ def test_a_search_covers_only_remaining_passages(
     queries, passages = vectors(layout, width)
     chosen = select_backend(backend)
     best = search(queries, [passages], 3, chosen).rows
-    deleted = sorted({*deleted, *(best.ravel().tolist() if deleted else [])})  # those that would come first, too
+    deleted = sorted({*deleted, *(best.ravel().tolist() if deleted else [])})  # also delete the best results
     encoded_corpus = open_encoded(written(tmp_path, passages, deleted))
     left = np.setdiff1d(np.arange(TOTAL), deleted)
     for kept, actual in ((left, encoded_corpus), (left[3::2], encoded_corpus.select(np.arange(TOTAL)[left[3::2]]))):
@@ -106,7 +106,7 @@ def test_a_row_outside_is_an_error(row: int, tmp_path: Path) -> None:
 
 
 def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path) -> None:
-    """A descriptor each; MS MARCO has more than many systems allow."""
+    """Each shard needs a file descriptor; MS MARCO has more shards than many systems allow files."""
     writer = ShardWriter(tmp_path, 100, 1, {"corpus": {"sha256": "0" * 64, "passages": 100}})
     for shard in writer.pending():
         writer.write(shard, np.ones((1, 1, 4), np.float32), [f"d{shard.start}"])

@@ -1,4 +1,4 @@
-"""Filters by metadata: before the search, exact, and what they may name."""
+"""Filters by metadata: they apply before the search, exactly; and the fields that they may name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ COLOURS = ("red", "green", "a:b")
 
 
 def record(i: int) -> dict[str, Any]:
-    """Some of each kind; every seventh says nothing, and every eleventh is not a passage."""
+    """Return a record with every kind of metadata. Every seventh has no metadata, and every eleventh is not a
+    passage."""
     fields: dict[str, Any] = {"_id": f"p{i}", "title": WORDS[i % 7], "text": f"{WORDS[i % 18]} {WORDS[(i * 5) % 18]}"}
     if i % 7:
         own = {"colour": COLOURS[i % 3], "year": 2000 + i % 2, "tags": ["x", f"t{i % 4}"], "deep": {"er": i % 5 == 0}}
@@ -86,7 +87,7 @@ def folder(root: Path, run: Run) -> Path:
     ],
 )
 def test_a_filter_is_exact(filters: list[str], test: Any, run: Run, folder: Path) -> None:
-    """The result is that of a corpus of the matching passages alone, to the last one."""
+    """The result equals that of a corpus of only the matching passages, down to the last one."""
     if test is None:
         with pytest.raises(ValueError, match=r"passage .*source:s1 year:2000"):
             Searcher(run, folder, SearchOptions("xla", filters=tuple(filters)))
@@ -104,7 +105,7 @@ def test_a_filter_is_exact(filters: list[str], test: Any, run: Run, folder: Path
             .rankings["0"]
             == expected[:k]
         )
-    assert expected[:3] != whole[:3]  # control: they are not the best of all
+    assert expected[:3] != whole[:3]  # control: they are not the best of all passages
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_metadata_are_written_once_and_repaired(root: Path, run: Run, folder: Pa
     assert matching_rows(open_encoded(tmp_path / "data"), ["colour:red"]).tolist() == expected
     written = read_with_digest(manifest)
     others = {"corpus": "f" * 64, "fields": written["fields"][::-1]}
-    write_json(manifest, with_digest(written | others))  # of other texts
+    write_json(manifest, with_digest(written | others))  # the index of another corpus
     assert matching_rows(open_encoded(tmp_path / "data"), ["colour:red"]).tolist() == expected
     assert read_with_digest(manifest) == written
 
@@ -167,7 +168,7 @@ def test_the_corpus_file_is_read_once(root: Path, run: Run, tmp_path: Path) -> N
 
 
 def test_a_field_with_a_colon_hides_no_value_of_a_shorter_field(run: Run, tmp_path: Path) -> None:
-    """A pair is exact. FIELD:VALUE takes the longest field."""
+    """A pair is matched exactly. FIELD:VALUE uses the longest field name."""
     fields = [{"a": "b:c"}, {"a:b": "c"}]
     records = [{"_id": f"p{row}", "text": "river", "metadata": values} for row, values in enumerate(fields)]
     path = tmp_path / "corpus.jsonl"
@@ -184,7 +185,7 @@ def test_a_field_with_a_colon_hides_no_value_of_a_shorter_field(run: Run, tmp_pa
 def test_an_empty_passage_has_metadata_if_it_was_encoded(
     on_error: str, expected: list[str], run: Run, tmp_path: Path
 ) -> None:
-    """Under "skip", the record with a text that follows the empty one with its id is the passage."""
+    """Under "skip", a later record with a text and the same id is the passage, not the empty record."""
     records = [
         {"_id": "p1", "text": " ", "metadata": {"colour": "red"}},
         {"_id": "p2", "text": "river", "metadata": {"colour": "red" if on_error == "skip" else "green"}},

@@ -1,4 +1,5 @@
-"""A corpus encoded by the workers of a Ray cluster of several hosts on loopback, of which one dies and others come."""
+"""A corpus encoded by the workers of a Ray cluster with several hosts on loopback, one of which dies while others
+join."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def test_a_worker_without_the_platform_is_an_error(root: Path) -> None:
 def test_an_unreachable_cluster(root: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and does not listen
+        bound.bind(("127.0.0.1", 0))  # no process listens on this port
         address = f"ray://127.0.0.1:{bound.getsockname()[1]}"
         done = run_script("encode.py", f"--workdir={root / 'run'}", f"--corpus={root / 'data'}", f"--engine={address}")
     assert (done.returncode, done.stdout) == (1, "")

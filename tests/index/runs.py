@@ -1,4 +1,4 @@
-"""Runs of several kinds and a corpus in parts, for the tests of what changes an encoded corpus."""
+"""Runs of several kinds and a corpus in parts, for tests of commands that change an encoded corpus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_parts(folder: Path, parts: Mapping[str, slice]) -> Path:
 
 
 class RunsByKind(dict[str, Run]):
-    """A run of each kind, made, and given to `encode`, when it is first asked for."""
+    """A dictionary that trains and encodes a run of a kind when it is first used."""
 
     def __init__(self, root: Path, kinds: Mapping[str, dict[str, Any]], encode: Callable[[Run, Path], object]) -> None:
         self.root, self.kinds, self.encode = root, kinds, encode

@@ -1,4 +1,4 @@
-"""Shards: whole or not there, the same bytes however they were written, and damage is found."""
+"""Shards are complete or absent, have the same bytes after any interruption, and damage is detected."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_files_are_named_as_documented(tmp_path: Path) -> None:
 def test_killed_between_any_two_files_and_resumed_gives_the_same_bytes(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three files a shard; the process dies before file number `steps` is renamed into place."""
+    """Each shard has three files; the process dies before file number `steps` gets its final name."""
     expected = contents(finished(tmp_path / "uninterrupted"))
     folder = tmp_path / "killed"
     replace = os.replace
@@ -144,10 +144,10 @@ def test_a_flipped_byte_is_detected_and_repaired(name: str, tmp_path: Path) -> N
     flip_byte(tmp_path / name)
     with pytest.raises(ShardError, match=rf"{name} \(rows 10 to 19\): damaged.*run encode again"):
         open_shards(tmp_path)
-    open_shards(tmp_path, verify=False)  # the control: sizes and shapes alone do not show it
+    open_shards(tmp_path, verify=False)  # control: sizes and shapes do not show the damage
     again = writer(tmp_path)
     assert write_pending(again) == [1]
-    assert not (tmp_path / "manifest.json").exists()  # until every shard is there again
+    assert not (tmp_path / "manifest.json").exists()  # it is gone until all shards are complete
     again.finish()
     assert contents(tmp_path) == expected
 
@@ -202,7 +202,7 @@ def test_an_unfinished_or_empty_folder_is_an_error(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("digest", ["as written", "of the change", "none"])
 def test_a_manifest_that_contradicts_itself_is_an_error(digest: str, change: dict[str, Any], tmp_path: Path) -> None:
-    """At once: no list of 10^11 shards is made."""
+    """The error comes before a list of 10^11 shards is made."""
     path = finished(tmp_path) / "manifest.json"
     wrong = read_json(path) | change
     if digest != "as written":
@@ -216,7 +216,8 @@ def test_a_manifest_that_contradicts_itself_is_an_error(digest: str, change: dic
 def test_a_changed_provenance_is_detected(tmp_path: Path) -> None:
     path = finished(tmp_path) / "manifest.json"
     good = path.read_bytes()
-    path.write_bytes(good.replace(b'"sha256": "ab"', b'"sha256": "aa"'))  # of the checkpoint: nothing computes with it
+    # In the checkpoint's digest, with which nothing is computed.
+    path.write_bytes(good.replace(b'"sha256": "ab"', b'"sha256": "aa"'))
     with pytest.raises(ShardError, match=r"manifest.json: damaged"):
         open_shards(tmp_path)
     path.write_bytes(good)
@@ -224,7 +225,7 @@ def test_a_changed_provenance_is_detected(tmp_path: Path) -> None:
 
 
 def damaged(good: bytes, random: np.random.Generator, kind: str) -> bytes:
-    """One bit flipped; or one value of the tree replaced or removed, with a digest that is right, or none."""
+    """Flip one bit; or replace or remove one value of the tree, with a matching digest or without one."""
     if kind == "flip":
         data = bytearray(good)
         data[random.integers(len(data))] ^= 1 << random.integers(8)
@@ -259,7 +260,7 @@ FUZZ = [("flip", 250), ("sealed edit", 50), ("edit", 50)]
 
 @pytest.mark.parametrize("layout", ["fixed", "ragged"])
 def test_no_damage_to_a_manifest_goes_unnoticed(layout: str, tmp_path: Path) -> None:
-    """Either what is searched is the same, or a ShardError names the file."""
+    """Either the search is the same, or a ShardError names the file."""
     (write_ragged if layout == "ragged" else finished)(tmp_path)
     path = tmp_path / "manifest.json"
     good, random = path.read_bytes(), np.random.default_rng(0)
@@ -278,12 +279,12 @@ def test_no_damage_to_a_manifest_goes_unnoticed(layout: str, tmp_path: Path) -> 
             for (_, mine), (_, theirs) in zip(shards, expected, strict=True):
                 left, right = ((x.flat, x.offsets) if layout == "ragged" else (x,) for x in (mine, theirs))
                 assert all(map(np.array_equal, left, right))
-            assert kind != "flip" or shards.manifest == expected.manifest  # what it was made from, too
+            assert kind != "flip" or shards.manifest == expected.manifest  # the origin of the vectors is the same, too
     assert refused > 250
 
 
 def test_no_damage_to_a_sidecar_goes_unnoticed(tmp_path: Path) -> None:
-    """Either the shard is written again, or an error names the file; the end is what was there."""
+    """Either the shard is written again, or an error names the file; at the end, the files are the same as before."""
     expected = contents(finished(tmp_path))
     path = tmp_path / "shard-00001-of-00003.json"
     random, seen = np.random.default_rng(0), set()
@@ -321,7 +322,7 @@ def test_another_fingerprint_or_plan_is_an_error_with_both_values(keep: str, tmp
         writer(tmp_path, fingerprint=other)
     with pytest.raises(ContractError, match=r"rows_per_shard: 5 in .*, 10 in "):
         writer(tmp_path, rows_per_shard=5)
-    writer(tmp_path)  # the control: the same fingerprint, tuples and all, is welcome
+    writer(tmp_path)  # the control: an equal fingerprint, also with tuples, is accepted
 
 
 def test_a_broken_sidecar_means_the_shard_is_written_again(tmp_path: Path) -> None:
@@ -440,7 +441,7 @@ def test_a_damaged_list_is_detected_and_repaired(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("wrong", ["reversed", "first", "last", "one less", "float", "empty row"])
 def test_wrong_offsets_are_detected_without_digests(wrong: str, tmp_path: Path) -> None:
-    """Each with all else right, so that no other check finds it."""
+    """Only the offsets are wrong, so that no other check can report it."""
     write_ragged(tmp_path)
     path = tmp_path / "offsets-00001-of-00003.npy"
     offsets = np.load(path)
@@ -463,7 +464,7 @@ def test_wrong_offsets_are_detected_without_digests(wrong: str, tmp_path: Path) 
         open_shards(tmp_path, verify=False)
 
 
-@pytest.mark.filterwarnings("ignore:overflow")  # numpy's, on its way to refusing 2^62
+@pytest.mark.filterwarnings("ignore:overflow")  # numpy warns before it refuses 2^62
 @pytest.mark.parametrize("count", [2**33, 2**40, 2**62])
 @pytest.mark.parametrize("kind", ["offsets", "vectors"])
 def test_a_header_with_a_huge_shape_allocates_nothing(kind: str, count: int, tmp_path: Path) -> None:
@@ -511,7 +512,7 @@ def test_a_row_without_vectors_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_second_of_two_writers_with_other_settings_is_refused(tmp_path: Path) -> None:
-    """Neither has found anything in the folder; who comes second says so, and writes over nothing."""
+    """Both found an empty folder. The second one to write is refused, and overwrites nothing."""
     others = {"text": ShardWriter(tmp_path, 7, 3, {"text": "b"}), "rows_per_shard": ShardWriter(tmp_path, 7, 4, {})}
     first = ShardWriter(tmp_path, 7, 3, {"text": "a"})
     shard = first.shards[0]
@@ -524,7 +525,7 @@ def test_the_second_of_two_writers_with_other_settings_is_refused(tmp_path: Path
 
 
 def test_the_settings_of_a_folder_are_recorded_before_the_first_shard(tmp_path: Path) -> None:
-    """By the first, and until there are shards that say it, or that job fails."""
+    """The first job's settings are recorded until shards have them, or until that job fails."""
     first, other = (ShardWriter(tmp_path, 7, 3, {"text": text}) for text in "ab")
     assert not first.announced()
     first.announce()
@@ -537,7 +538,7 @@ def test_the_settings_of_a_folder_are_recorded_before_the_first_shard(tmp_path: 
     ):
         with pytest.raises(ContractError, match=r"fingerprint\.text: 'b' in what .* 'a' in .*begun\.json"):
             act()
-    other.withdraw_announcement()  # it is not its own
+    other.withdraw_announcement()  # only the job that announced can withdraw it
     assert first.announced()
     first.withdraw_announcement()
     other.announce()
@@ -547,7 +548,7 @@ def test_the_settings_of_a_folder_are_recorded_before_the_first_shard(tmp_path: 
 
 
 def test_a_suspended_writer_removes_no_finished_files(tmp_path: Path) -> None:
-    """Of a finished folder, when it wakes up in the middle of writing a shard."""
+    """It wakes up while it writes a shard of a folder that is finished now."""
     before = contents(finished(tmp_path))
     work, shard = tmp_path / "lost", Shard(0, 3, 0, 10)
     with pytest.raises(FileNotFoundError):
@@ -559,7 +560,7 @@ def test_a_suspended_writer_removes_no_finished_files(tmp_path: Path) -> None:
 
 
 def test_one_header_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests are compared by several threads; Python's parser, which reads headers, does not bear two."""
+    """Several threads compare digests, but Python's parser, which reads headers, is not safe in threads."""
     load, inside, most = np.load, [], []
 
     def slowly(*arguments: Any, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Shards of words and weights: written, read, damaged; and rows that are kept sparse."""
+"""Shards of words and weights: written, read, damaged; and rows that stay sparse."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_impossible_weights_are_not_written(tmp_path: Path, change: Any, error: 
 def test_the_heaviest_words_are_kept() -> None:
     dense = np.array([[0.5, 0, 2, 0.5, 1, 0.5], [0, 0, 0, 0, 0, 3]], np.float32)
     rows = SparseRows.from_dense(dense, 3)
-    assert rows.words.tolist() == [0, 2, 4, 5], "ascending; of equal weights the lower ids"
+    assert rows.words.tolist() == [0, 2, 4, 5], "in ascending order; of equal weights, the lower ids"
     assert rows.weights.tolist() == [0.5, 2, 1, 3]
     np.testing.assert_array_equal(SparseRows.from_dense(dense).flat, dense)
 
@@ -104,12 +104,12 @@ def test_rows_are_selected_cut_and_padded() -> None:
     np.testing.assert_array_equal(items[:, 0], [dense[3], np.zeros(30)])
     assert mask.tolist() == [[True], [False]]
     small = np.array([[1e-9, 1.0]], np.float32)
-    assert SparseRows.from_dense(small).astype("float16").words.tolist() == [1], "0 in float16"
+    assert SparseRows.from_dense(small).astype("float16").words.tolist() == [1], "the weight of word 0 is 0 in float16"
 
 
 @pytest.mark.parametrize("name", ["words", "weights"])
 def test_a_mapped_file_that_was_cut_is_an_error(tmp_path: Path, name: str) -> None:
-    """To read what was cut off ends the process."""
+    """Reading behind the new end would end the process."""
     written(tmp_path, dense_rows())
     shards = open_shards(tmp_path)
     assert shards.mapped_files == 2 * len(shards.shards) == 6

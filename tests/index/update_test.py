@@ -1,4 +1,5 @@
-"""Appending to an encoded corpus and deleting from it: the search of a fresh encode, and all or nothing."""
+"""Appending to an encoded corpus and deleting from it: search equals that of a new encoding, and a change is complete
+or absent."""
 
 from __future__ import annotations
 
@@ -47,11 +48,11 @@ CASES = [
     pytest.param("two vectors", "xla", marks=pytest.mark.exhaustive),
     pytest.param("late", "xla", marks=pytest.mark.exhaustive),
 ]
-ROWS = 10  # of a shard
+ROWS = 10  # per shard
 
 
 def test_appended_passages_have_as_many_words(tmp_path: Path) -> None:
-    """Of a sparse corpus: else one passage would be stored whole, and another cut."""
+    """Otherwise, in a sparse corpus, one passage would have all its words and another only some."""
     data = write_data(tmp_path / "data")
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), data, head__name="splade")
     more = tmp_path / "more.jsonl"
@@ -61,7 +62,7 @@ def test_appended_passages_have_as_many_words(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"words is 2"):
             append_corpus(run, Corpus.open(more), folder, EncodeOptions(words=2), progress=False)
         with run.config.unlocked():
-            run.config.encode.words = 3  # changed since
+            run.config.encode.words = 3  # changed after encoding
         append_corpus(run, Corpus.open(more), folder, progress=False)
         run.config.encode.words = 0
         parts = open_encoded(folder).shards
@@ -70,14 +71,14 @@ def test_appended_passages_have_as_many_words(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The corpus whole, and in three files, the first two of which end where a shard does."""
+    """The whole corpus, and the same passages in three files; the first two end at the end of a shard."""
     parts = {"whole": slice(None), "a": slice(40), "b": slice(40, 60), "c": slice(60, None)}
     return write_parts(tmp_path_factory.mktemp("change"), parts)
 
 
 @pytest.fixture(scope="module")
 def runs(root: Path) -> RunsByKind:
-    """`whole` is encoded at once, and `a` is the corpus to change."""
+    """Encode `whole` at once, and `a`, which the tests change."""
 
     def encode(run: Run, root: Path) -> None:
         for name in ("whole", "a"):
@@ -89,7 +90,7 @@ def runs(root: Path) -> RunsByKind:
 
 
 def changed(run: Run, to: Path) -> tuple[Run, Path]:
-    """A copy of a run, and the folder of its corpus `a` in it."""
+    """Copy a run; return it, and the folder of its corpus `a`."""
     shutil.copytree(run.workdir.path / "embeddings", to / "embeddings", ignore=shutil.ignore_patterns("whole"))
     other = replace(run, workdir=Workdir(to))
     return other, corpus_folder(other.workdir)
@@ -108,9 +109,9 @@ def write_ids(path: Path, ids: list[str]) -> Path:
 def test_a_search_equals_that_of_a_fresh_encoding(
     kind: str, backend: str, root: Path, runs: RunsByKind, tmp_path: Path
 ) -> None:
-    """Appended twice, and what came first deleted: the same as the same passages encoded at once. The vectors of a
-    text depend, in the last digit, on those that it is encoded with; so what is left is compared with its own vectors
-    bit for bit, and with those of a fresh encode in order, and to 1e-5."""
+    """After two appends and a deletion, the search equals that of the same passages encoded at once. The last digit of
+    a vector depends on its batch: scores equal those of the same vectors to the bit, and those of a new encoding in
+    order, and to 1e-5."""
     run, folder = changed(runs[kind], tmp_path / "run")
     whole = runs[kind].workdir.embeddings("whole")
     for name in "bc":
@@ -175,7 +176,7 @@ def test_appended_shards_equal_those_of_a_separate_corpus(root: Path, runs: Runs
 
 
 def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
-    """Also of a passage that was deleted and came again with another text."""
+    """Also the text of a passage that was deleted and appended again with another text."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
     append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
     delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
@@ -222,7 +223,7 @@ def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path
     assert contents(folder) == before
     with pytest.raises(ValueError, match=r"a\.jsonl:1: .*'p0' .*already, .*0 \(38 .*it\)"):
         append_corpus(run, Corpus.open(root / "a.jsonl"), folder, progress=False)
-    next((folder / open_encoded(folder).parts[1].name).glob("ids-*")).unlink()  # damage is made good
+    next((folder / open_encoded(folder).parts[1].name).glob("ids-*")).unlink()  # the append repairs damage
     with pytest.raises(ShardError, match="does not exist"):
         Searcher(run, folder)
     assert append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False).shards_written == 1
@@ -255,7 +256,7 @@ def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind
         Searcher(run, folder)
     append_corpus(
         run, Corpus.open(root / "a.jsonl"), folder, EncodeOptions(shard_rows=ROWS), progress=False
-    )  # all of it again
+    )  # all passages again
     assert rankings(root, run, folder, 40) == rankings(
         root, runs["one vector"], runs["one vector"].workdir.embeddings("a"), 40
     )
@@ -295,7 +296,7 @@ def test_appended_passages_are_cut_like_the_corpus(root: Path, runs: RunsByKind,
 def test_a_request_encodes_cuts_appends_and_deletes(
     root: Path, runs: RunsByKind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of `jaxret encode`. The corpus to cut is the name of an encoded one."""
+    """The request is that of `jaxret encode`. The corpus to cut is named by its encoded corpus."""
     shutil.copytree(runs["one vector"].workdir, tmp_path / "run")
     run, ids = str(tmp_path / "run"), str(write_ids(tmp_path / "ids.txt", ["p3", "p5"]))
     requests = [
@@ -316,7 +317,7 @@ def test_a_request_encodes_cuts_appends_and_deletes(
 
 
 class Killed(BaseException):
-    """Nobody catches it."""
+    """An error that no code catches."""
 
 
 @pytest.mark.daily("delete")
@@ -325,7 +326,7 @@ class Killed(BaseException):
 def test_a_killed_change_leaves_the_old_or_the_new_corpus(
     job: str, root: Path, runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every file that is put in its place, before and after; then the same command again."""
+    """It is killed before and after each file gets its final name; then the same command runs again."""
     ids = write_ids(tmp_path / "ids.txt", ["p3", "p5"])
     store = str(tmp_path / "store")
 
@@ -369,13 +370,13 @@ def test_a_killed_change_leaves_the_old_or_the_new_corpus(
             break
     assert ended
     assert states == sorted(states)
-    assert states[-2] == 1  # after the last file
-    assert states.count(0) == len(states) - 2  # before it, as it was
+    assert states[-2] == 1  # after the last file: the new corpus
+    assert states.count(0) == len(states) - 2  # before it: the old corpus
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_an_existing_id_is_detected_after_repeated_ids(kept: bool, runs: RunsByKind, tmp_path: Path) -> None:
-    """Also where a store has the tokens, whose scan does not name what was repeated."""
+    """Also if a store has the tokens; its scan does not record which ids were repeated."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
     ids = ["z1", "z2", "z1", "z2", "z3", "p0"]
     rows = "".join(json.dumps({"_id": key, "text": f"river {key}"}) + "\n" for key in ids)

@@ -1,9 +1,9 @@
-"""Checks names and docstrings by the rules of CONTRIBUTING.md: python tests/lint/house.py [PATH ...]
+"""Check names and docstrings by the rules of CONTRIBUTING.md: python tests/lint/house.py [PATH ...]
 
 Rules, each with what it prints:
 
   duplicate   a public function, class or constant of the package has a name that another module uses too
-  name        a variable, parameter, field or function is called by a participle that says nothing (BANNED), or a
+  name        a variable, parameter, field or function has a participle as its name (BANNED), or a
               variable, parameter or field of the package by any other one that is not in TERMS or FIELDS, or by a word
               that is no noun (VAGUE)
   spelling    a name has a word in a spelling of SPELLINGS
@@ -17,7 +17,7 @@ Rules, each with what it prints:
   short       a variable, parameter, field or attribute of the package has at most two letters, outside of
               comprehensions and lambdas, and is not in SHORT
   parameters  a function has more than seven parameters
-  message     a test matches more than five words of an error's sentence (`match=`), beside keys, names and numbers
+  message     a test matches more than five words of an error's sentence (`match=`), apart from keys, names and numbers
 
 Exit status 1 with anything printed.
 """
@@ -38,12 +38,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("jaxret", "tests", "bench")
 BANNED = {"found", "told", "there", "asked", "given", "known", "wanted"}
-# Words that need another word to say anything.
+# Words that say nothing without another word.
 VAGUE = re.compile(
     "absent|again|alone|before|both|each|elsewhere|every|everywhere|here|late|more|most|near|now|one|others?|ours|own|"
     "perhaps|rest|same|some|theirs|then|together|twice|whole|wrong"
 )
-# Past participles that may name a variable: terms of the field, and values that are true or false. It only shrinks.
+# Past participles that may name a variable: terms of the field, and values that are true or false. Remove entries; add
+# none.
 TERMS = re.compile(
     r"centred|changed|closed|concatenated|counted|damaged|done|ended|expected|frozen|gated|hidden|judged|"
     r"keyed|named|normed|pooled|published|released|removed|repeated|required|scaled|shown|stacked|summed|"
@@ -51,7 +52,7 @@ TERMS = re.compile(
 )
 PARTICIPLE = re.compile(r"[a-z]{2,}ed")
 NOUNS = {"embed", "feed", "need", "seed", "speed", "shed", "ragged"}
-# Fields whose names are keys elsewhere.
+# Fields with these names are keys elsewhere.
 FIELDS = {
     "ColbertHead.late": "key of the config, head.colbert.late",
     "Collective.overlapped": "in the JSON of `jaxret plan`",
@@ -67,8 +68,8 @@ FIELDS = {
     "Workload.packed": "in the JSON of `jaxret plan`",
     "Workload.padded": "in the JSON of `jaxret plan`",
 }
-# Names of one or two letters that a reader brings along, from mathematics, from this field or from a library. Any other
-# has to be looked up wherever it is used, so it is a noun. In a comprehension or lambda its origin is on the same line.
+# Names of one or two letters that readers know from mathematics, from this field or from a library. Any other short
+# name would have to be looked up. In a comprehension or lambda, its origin is on the same line.
 SHORT = {
     *("a", "b", "x", "y"),  # operands and results of mathematical functions; b is also BM25's
     *("i", "j", "k", "n"),  # indices, the k best passages, a count
@@ -79,7 +80,7 @@ SHORT = {
     "T",  # a type variable
     *("_K", "_ON", "_TO"),  # flags of these names
 }
-# Nodes that bind no variable, or one that is used in the same expression alone.
+# Nodes that bind no variable, or only one that is used in the same expression.
 NOT_SHORT = (
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda),
     *(ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.alias),
@@ -88,7 +89,7 @@ IRREGULAR = re.compile(
     r"begun|broken|built|caught|chosen|dealt|done|drawn|felt|frozen|gone|held|hidden|kept|laid|lost|made|meant|met|paid|said|seen|"
     r"sent|shown|sold|sought|spent|stolen|taken|taught|thought|torn|understood|won|worn|written"
 )
-# Words of names are spelled as in Oxford's dictionary: British, with -ize.
+# Names are spelled as in the Oxford dictionary: British, with -ize.
 SPELLINGS = re.compile(
     r"(initial|normal|optim|organ|parametr|quant|random|recogn|serial|token)is(e[drs]?|ing|ations?)|"
     r"behaviors?|center(s|ed)?|colors?|judgments?|labeled|neighbors?"
@@ -114,7 +115,7 @@ PREPOSITION = re.compile(
     r" {4}([\w*, ]+): (about|after|as|at|before|by|for|from|if|in|is|its|of|on|so|that|their|those|to|where|with)\b"
 )
 RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # another function's errors
-# A name in backticks, or a call of it.
+# the errors are described for another function
 LIBRARIES = {"jax"}  # whose names need no use in the module
 BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
 BUGS = {"AssertionError", "NotImplementedError"}  # raised for a mistake in this project, which nobody catches
@@ -132,14 +133,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def parameters(function: Function | ast.Lambda) -> list[str]:
-    """The names of a function's parameters, without self and cls."""
+    """Return the names of a function's parameters, without self and cls."""
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
     return [argument.arg for argument in every if argument is not None and argument.arg not in ("self", "cls")]
 
 
 def scopes(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Every function and class below a node with its dotted name."""
+    """Yield every function and class below a node with its dotted name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield f"{prefix}{node.name}", node
@@ -149,7 +150,7 @@ def scopes(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def bound(scope: ast.AST, without: tuple[type[ast.AST], ...] = ()) -> set[str]:
-    """The names that a module, class or function binds itself, those of its parameters included; without those in
+    """Return the names that a module, class or function binds itself, including its parameters, except those bound in
     nodes of some types."""
     names: set[str] = set()
     todo = list(ast.iter_child_nodes(scope))
@@ -175,7 +176,7 @@ def bound(scope: ast.AST, without: tuple[type[ast.AST], ...] = ()) -> set[str]:
 
 
 def variables(scope: ast.Module | ast.ClassDef | Function) -> set[str]:
-    """The variables or fields that a scope binds itself, its parameters, and those of lambdas in it."""
+    """Return the variables or fields that a scope binds itself, its parameters, and those of its lambdas."""
     names = set(parameters(scope)) if isinstance(scope, Function) else set()
     todo: list[ast.AST] = list(scope.body)
     while todo:
@@ -197,21 +198,22 @@ def variables(scope: ast.Module | ast.ClassDef | Function) -> set[str]:
 
 
 def is_participle(name: str) -> bool:
-    """Whether a name is one past participle that is not in TERMS, whatever underscores it has at its ends."""
+    """Return whether a name is a single past participle that is not in TERMS, ignoring underscores at its ends."""
     word = name.strip("_")
     regular = PARTICIPLE.fullmatch(word) is not None and word not in NOUNS
     return (regular or IRREGULAR.fullmatch(word) is not None) and TERMS.fullmatch(word) is None
 
 
 def says_nothing(name: str) -> bool:
-    """Whether a name is a participle or another word that is no noun."""
+    """Return whether a name is a participle or a word that is no noun."""
     return is_participle(name) or VAGUE.fullmatch(name.strip("_")) is not None
 
 
 def own_errors(function: Function) -> set[str]:
-    """The classes of the errors that a function raises itself, without those that it catches."""
+    """Return the classes of errors that a function raises itself and does not catch."""
     errors: set[str] = set()
-    todo: list[tuple[ast.AST, set[str]]] = [(node, BUGS) for node in function.body]  # nodes, and what is caught there
+    # Nodes, and the errors that are caught around them.
+    todo: list[tuple[ast.AST, set[str]]] = [(node, BUGS) for node in function.body]
     while todo:
         node, caught = todo.pop()
         if isinstance(node, Function | ast.Lambda | ast.ClassDef):
@@ -235,19 +237,19 @@ def own_errors(function: Function) -> set[str]:
 
 
 def says_raises(document: str, error: str) -> bool:
-    """Whether a docstring says that a function raises errors of a class, or those of another function."""
+    """Return whether a docstring says that a function raises errors of a class, or the errors of another function."""
     text = " ".join(document.split())
     return RAISES_LIKE.search(text) is not None or re.search(rf"\b[Rr]aise[sd]?\b.*\b{error}\b", text) is not None
 
 
 def is_property(function: Function) -> bool:
-    """Whether a function is a property, cached or not."""
+    """Return whether a function is a property, cached or not."""
     return any(ast.unparse(decorator).endswith("property") for decorator in function.decorator_list)
 
 
 def irregular_entries(document: str) -> Iterator[str]:
-    """The entries of a docstring's sections that are not indented by four, or begin with a capital letter or a
-    preposition."""
+    """Yield the entries of a docstring's sections that are not indented by four, or that begin with a capital letter or
+    a preposition."""
     inside = False
     for line in document.split("\n"):
         if line and not line.startswith(" "):
@@ -257,7 +259,7 @@ def irregular_entries(document: str) -> Iterator[str]:
 
 
 def patterns(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The line and the text of every pattern that is written as `match=`; expressions in it are spaces."""
+    """Yield the line and the text of every `match=` pattern; expressions in it are replaced by spaces."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "match":
             if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -268,7 +270,7 @@ def patterns(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def check_file(path: Path) -> Iterator[str]:
-    """Every violation of one file but duplicates, as "RULE FILE SCOPE: text"."""
+    """Yield every violation in one file except duplicates, as "RULE FILE SCOPE: text"."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     name = path.relative_to(ROOT).as_posix()
@@ -316,7 +318,7 @@ def check_file(path: Path) -> Iterator[str]:
 
 
 def used_names(tree: ast.AST) -> set[str]:
-    """The names that a module binds, reads, imports or has as a text, such as a key."""
+    """Return the names that a module binds, reads, imports or uses as a text, such as a key."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -330,7 +332,8 @@ def used_names(tree: ast.AST) -> set[str]:
 
 @cache
 def package_names(root: Path) -> set[str]:
-    """The files, folders, functions, classes, constants and fields of the package, and Python's own names."""
+    """Return the names of the package's files, folders, functions, classes, constants and fields, and Python's own
+    names."""
     names = {*dir(builtins), "jaxret"}
     for path in (root / "jaxret").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -343,7 +346,7 @@ def package_names(root: Path) -> set[str]:
 
 
 def unknown_names(text: str, tree: ast.AST) -> Iterator[str]:
-    """The names in backticks of a module's docstrings and comments that are no names."""
+    """Yield the names in backticks in a module's docstrings and comments that nothing defines."""
     comments = [
         token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
     ]
@@ -357,15 +360,14 @@ def unknown_names(text: str, tree: ast.AST) -> Iterator[str]:
 
 
 def constants(node: ast.stmt) -> set[str]:
-    """The names in capital letters that a statement binds, without TABLES."""
+    """Return the names in capital letters that a statement binds, except TABLES."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     names = (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
     return {name for name in names if name.isupper() and not TABLES.fullmatch(name)}
 
 
 def duplicates() -> Iterator[str]:
-    """Public functions, classes and constants at the top of a module of the package whose name another module has
-    too."""
+    """Yield public functions, classes and constants at the top of a module whose name another module has, too."""
     owners: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "jaxret").rglob("*.py")):
         folder = path.relative_to(ROOT / "jaxret").parts[0]
@@ -381,7 +383,8 @@ def duplicates() -> Iterator[str]:
 
 
 def violations(folders: list[Path]) -> list[str]:
-    """The violations in files below some folders, sorted; duplicates of the whole package, if one of them shows."""
+    """Return the sorted violations in files below some folders; duplicates are searched in the whole package, and shown
+    if one of their files is below a folder."""
     files = sorted({path for folder in folders for path in ([folder] if folder.is_file() else folder.rglob("*.py"))})
     shown = {path.relative_to(ROOT).as_posix() for path in files}
     pairs = [line for line in duplicates() if shown & set(line.partition(": ")[2].split(", "))]

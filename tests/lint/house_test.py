@@ -16,7 +16,7 @@ MATCH = 'with pytest.raises(ValueError, match="{}"):\n    pass\n'
 
 
 def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the violations of sources by path, as if they were the project's."""
+    """Write sources by path, and return their violations as if they were the project's."""
     for name, text in sources.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

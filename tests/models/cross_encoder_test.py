@@ -1,4 +1,5 @@
-"""A cross-encoder on transformers' files: scores of a network whose weights are a formula, pairs, what is refused."""
+"""A cross-encoder in transformers' format: scores of a network whose weights are a formula, pairs, and refused
+models."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ BERT = {
 XLM_ROBERTA = BERT | {"model_type": "xlm-roberta", "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
 QUERY = [1, 5, 6, 7, 2]
 PASSAGES = [[1, 10, 11, 2, 20, 21, 22, 23, 2], [1, 12, 2, 24, 25, 2], [1, 13, 14, 2, 26, 2]]
-# Of torch's BertForSequenceClassification with these weights, to 5e-8.
+# Logits of torch's BertForSequenceClassification with these weights, to 5e-8.
 LOGITS = [0.15581586, 0.15790691, 0.15604673]
 ALL_OF_ONE_TYPE = [0.156283, 0.158707, 0.158628]
 
@@ -178,7 +179,8 @@ def test_an_encoder_without_such_a_head_is_refused(tmp_path: Path) -> None:
         load_score_head(tmp_path, read_config(tmp_path))
 
 
-TEMPLATES = {  # what a tokenizer of the kind makes of a pair, and the markers between beside the first
+# A tokenizer's template for a pair, and how many more markers it has between the two texts than after the first.
+TEMPLATES = {
     "bert": ("[CLS] $A [SEP] $B:1 [SEP]:1", 0),
     "roberta": ("[CLS] $A [SEP] [SEP] $B [SEP]", 1),
 }
@@ -186,7 +188,7 @@ TEMPLATES = {  # what a tokenizer of the kind makes of a pair, and the markers b
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_pairs_equal_those_of_the_tokenizer(kind: str, tmp_path: Path) -> None:
-    """tokenizers' own pairs, truncated with "only_second"; and padded."""
+    """Equal to the pairs of tokenizers, truncated with "only_second", and padded."""
     template, more = TEMPLATES[kind]
     folder, limit = write_encoder(tmp_path / "encoder"), 14
     tokenizer = TextTokenizer.load(folder, 10, 40)

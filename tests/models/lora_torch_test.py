@@ -1,4 +1,4 @@
-"""Adapters compute what PEFT's do, and go to PEFT's files and back."""
+"""Our adapters give the states of PEFT's, and are read from PEFT's files and written to them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ CLASSES = {"t5": "T5EncoderModel"}
 
 
 def random_adapters(name: str, folder: Path, **options: Any) -> Any:
-    """A torch model with random weights, wrapped by PEFT with random adapters; its base is in folder/base, they are in
-    folder/adapters."""
+    """A torch model with random weights, wrapped by PEFT with random adapters; the base is saved in folder/base, the
+    adapters in folder/adapters."""
     torch.manual_seed(1)
     config = MODELS[name]()
     model = getattr(transformers, CLASSES.get(name, "AutoModel"))
@@ -128,7 +128,7 @@ def test_all_linear_matches_peft(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_adapters_of_some_layers(tmp_path: Path) -> None:
-    """PEFT's, by its own keys, and ours in PEFT."""
+    """Adapters of some layers are read from PEFT's files, and PEFT reads ours."""
     chosen = {"layers_to_transform": [0, 2], "layers_pattern": "layers"}
     wrapped = random_adapters("qwen3", tmp_path, r=2, target_modules=["q_proj", "down_proj"], **chosen)
     config, base = load_pretrained(tmp_path / "base")
@@ -144,11 +144,12 @@ def test_adapters_of_some_layers(tmp_path: Path) -> None:
     clean = transformers.AutoModel.from_pretrained(tmp_path / "base").eval()
     again = peft.PeftModel.from_pretrained(clean, str(tmp_path / "ours")).eval()
     assert distance(torch_states(again), expected) <= 1e-6
-    assert sum("lora_B" in name for name, _ in again.named_parameters()) == 2 * 2, "no others are made"
+    assert sum("lora_B" in name for name, _ in again.named_parameters()) == 2 * 2, "no other adapters are made"
 
 
 def test_adapters_of_a_pooler_are_left_out(tmp_path: Path) -> None:
-    """No state depends on them. PEFT's "all-linear" makes them, and names the modules of few layers one by one."""
+    """No state depends on them. PEFT's "all-linear" creates them, and lists the module names of small models one by
+    one."""
     wrapped = random_adapters("bert", tmp_path, r=2, target_modules="all-linear")
     assert any("pooler" in name for name, _ in wrapped.named_parameters() if "lora" in name), "control"
     config, base = load_pretrained(tmp_path / "base")
@@ -161,7 +162,7 @@ def test_adapters_of_a_pooler_are_left_out(tmp_path: Path) -> None:
 
 
 def test_names_of_a_causal_model_are_read(tmp_path: Path) -> None:
-    """PEFT's names have the prefix of the class that was wrapped; PEFT reads another class's as nothing."""
+    """PEFT's names have a prefix from the wrapped class; names with another class's prefix are not read by PEFT."""
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(MODELS["qwen3"]())
     model.save_pretrained(tmp_path / "base")

@@ -1,4 +1,4 @@
-"""Poolings against numpy, in training and at inference."""
+"""Poolings against numpy, in training and in encoding."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_average_ignores_padding(embeddings: Embeddings) -> None:
 
 
 def mixing_weights(alpha: np.ndarray) -> np.ndarray:
-    """[B,V]: softmax over the vectors that a text has, in float64; alike for a text that has none."""
+    """[B,V]: softmax over the vectors that a text has, in float64; equal weights for a text that has none."""
     exists = np.arange(V)[None] < np.array(LENGTHS)[:, None]
     powers = np.where(exists, np.exp(alpha), 0.0)
     return np.where(exists.any(1, keepdims=True), powers / np.maximum(powers.sum(1, keepdims=True), 1e-30), 1 / V)
@@ -74,7 +74,7 @@ def test_scalar_mix_and_the_gradient_of_its_weights(train: bool, embeddings: Emb
     pooled = pool("scalar_mix", embeddings, train, {"alpha": jnp.asarray(alpha, jnp.float32)})
     np.testing.assert_allclose(pooled.vectors[:, 0], scalar_mix(vectors, alpha), atol=1e-6)
     np.testing.assert_array_equal(pooled.mask, [[True], [True], [False]])
-    # d/d alpha_k = w_k (v_k - mix) . toward, by hand
+    # d/d alpha_k = w_k (v_k - mix) . toward
     centred = vectors - scalar_mix(vectors, alpha)[:, None]
     exists = np.array(LENGTHS)[:, None] > 0
     expected = np.einsum("bv,bvd,bd->v", mixing_weights(alpha) * exists, centred, toward)

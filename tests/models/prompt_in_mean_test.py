@@ -1,4 +1,5 @@
-"""Prompts whose tokens do not count in a mean: vectors by hand, packed rows, training, and files of others."""
+"""Prompts whose tokens do not count in a mean: vectors against numpy, packed rows, training, and directories of
+sentence-transformers."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def by_hand(run: Run, counted: list[slice]) -> np.ndarray:
 def test_vectors_are_means_without_the_prompt(tmp_path: Path, model: Path, token: str) -> None:
     run = untrained_run(tmp_path / "run", model, "", **KEYS | {"head__token": token})
     vectors = run.embedder()(run.tokenizer.queries(QUERIES), "query").flat
-    sizes = [len("find q "), len("go far q "), len("find q ")]  # a token for each character
+    sizes = [len("find q "), len("go far q "), len("find q ")]  # the tokenizer makes a token of each character
     np.testing.assert_allclose(vectors, by_hand(run, [slice(size, None) for size in sizes]), atol=1e-5)
     layers = encode_layers(run, run.tokenizer.queries(QUERIES), "query")
     np.testing.assert_allclose(layers.of(run.model.module.config.num_layers, token), vectors, atol=1e-5)
@@ -70,7 +71,7 @@ def test_vectors_are_means_without_the_prompt(tmp_path: Path, model: Path, token
         tmp_path / "counts", model, "", **KEYS | {"head__token": token, "tokens__prompt_in_mean": True}
     )
     without = counts.embedder()(counts.tokenizer.passages(passages), "passage").flat
-    np.testing.assert_array_equal(of_passages, without)  # they have no prompt
+    np.testing.assert_array_equal(of_passages, without)  # the passages have no prompt
 
 
 @pytest.mark.daily("bert")
@@ -98,12 +99,12 @@ def test_packed_rows_exclude_the_same_tokens(encoder: Any) -> None:
     padded = loss(marked(batch, 2))
     packed = pack(marked(batch, 2), 1, objective.model.module.head)
     assert loss(packed) == pytest.approx(padded, rel=1e-5)
-    assert abs(padded - loss(batch)) > 1e-3, "control: all tokens"
+    assert abs(padded - loss(batch)) > 1e-3, "control: the mean of all tokens"
 
 
 @pytest.mark.slow
 def test_training_reads_the_instruction_of_each_query(tmp_path: Path, model: Path) -> None:
-    """Two data sets that differ in an instruction are different data, with other tokens, and other losses."""
+    """Data sets that differ only in an instruction have other digests, other tokens and other losses."""
     losses, digests = [], []
     for name, instruction in (("none", ""), ("own", "a long way")):
         data = tmp_path / name
@@ -143,7 +144,7 @@ def test_onnx_export_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_include_prompt_of_sentence_transformers_round_trips(tmp_path: Path, model: Path) -> None:
-    """Compared with transformers, where PyTorch is installed."""
+    """Also compared with sentence-transformers, if PyTorch is installed."""
     import_model(str(model), tmp_path / "run", ImportOptions(token="mean", normalize=True, title_separator=" "))
     export(tmp_path / "run", "sentence-transformers", tmp_path / "out")
     settings, pooling = tmp_path / "out" / "config_sentence_transformers.json", tmp_path / "out/1_Pooling/config.json"

@@ -1,4 +1,5 @@
-"""Tokens -> vectors: which encoder, which shape, what is built from which config, and what is never held."""
+"""From tokens to vectors: which encoder, which shape, the parts that a config makes, and the arrays that are never in
+memory."""
 
 from __future__ import annotations
 
@@ -143,7 +144,7 @@ def test_bfloat16_returns_float32_within_tolerance() -> None:
     full = encode(make_retriever(DUAL_ENCODER), params, "query")
     assert half.dtype == np.float32
     assert 1e-4 < np.abs(half - full).max() < 0.2
-    assert (half != np.asarray(jnp.asarray(half, jnp.bfloat16), np.float32)).any(), "the last norm is float32"
+    assert (half != np.asarray(jnp.asarray(half, jnp.bfloat16), np.float32)).any(), "the last norm is in float32"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_kernels_are_used_on_their_platform() -> None:
 
 
 def shapes_in(jaxpr: Any) -> set[tuple[int, ...]]:
-    """The shapes of every intermediate value, inner programs included."""
+    """The shapes of all intermediate values, including those of inner programs."""
     shapes = {tuple(v.aval.shape) for equation in jaxpr.eqns for v in equation.outvars if hasattr(v.aval, "shape")}
     for equation in jaxpr.eqns:
         for value in equation.params.values():

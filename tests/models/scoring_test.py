@@ -1,4 +1,4 @@
-"""Scores against float64 loops: which axis is which, what padding scores, and the type of the result."""
+"""Scores against float64 loops: the order of the axes, the score of padding, and the type of the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Q, N, V, D = 3, 4, 5, 8
 
 
 def score(*arrays: jax.Array) -> jax.Array:
-    """[Q,N]: the best of a passage's vectors."""
+    """[Q,N]: the best score of any vector of a passage."""
     return jnp.max(similarities(*arrays), axis=-1)
 
 
@@ -52,13 +52,13 @@ def test_score_is_query_by_passage_and_the_maximum_over_vectors(arrays: tuple[np
 
 
 def test_padding_does_not_win_when_every_score_is_negative() -> None:
-    """A mask that multiplied by 0 would score padding 0, above every real passage."""
+    """Multiplying by a mask of 0 and 1 would give padding a score of 0, which is above that of every real passage."""
     queries = jnp.ones((1, 2))
     passages = -jnp.ones((3, 3, 2)) * jnp.array([1.0, 2.0, 3.0])[:, None, None]
     mask = jnp.array([[True, True, True], [True, False, False], [False, False, False]])
     np.testing.assert_array_equal(score(queries, passages, mask), [[-2.0, -4.0, MASKED_SCORE]])
     multiplied = jnp.max(jnp.einsum("qd,nvd->qnv", queries, passages) * mask, axis=-1)
-    assert int(jnp.argmax(multiplied)) == 1, "control: by multiplication a padded passage beats the full one"
+    assert int(jnp.argmax(multiplied)) == 1, "control: with a product, a padded passage beats the full one"
 
 
 def test_values_of_padding_are_ignored(arrays: tuple[np.ndarray, ...]) -> None:
@@ -71,7 +71,7 @@ def test_values_of_padding_are_ignored(arrays: tuple[np.ndarray, ...]) -> None:
 
 
 def test_half_precision_vectors_are_summed_in_float32() -> None:
-    """256 + 1 is not bfloat16: a sum in it would be a tie with 256."""
+    """bfloat16 has no 256 + 1: a sum in it would tie with 256."""
     vectors = jnp.array([[[16.0, 1.0]], [[16.0, 0.0]]], jnp.bfloat16)
     queries = jnp.array([[16.0, 1.0]], jnp.bfloat16)
     mask = jnp.ones((2, 1), bool)
@@ -90,7 +90,7 @@ def test_late_interaction_is_a_sum_of_maxima(arrays: tuple[np.ndarray, ...]) -> 
     products = np.einsum("qud,nvd->qunv", queries.astype(np.float64), passages.astype(np.float64))
     best = np.where(mask, products, -np.inf).max(axis=-1)  # [Q,U,N]
     np.testing.assert_allclose(scores, np.where(exists[..., None], best, 0).sum(axis=1), rtol=0, atol=1e-5)
-    assert np.abs(np.asarray(scores) - best.sum(axis=1)).max() > 0.1, "control: query padding counted"
+    assert np.abs(np.asarray(scores) - best.sum(axis=1)).max() > 0.1, "control: a sum that includes padding of queries"
     winners = (np.where(mask, products, -np.inf) == best[..., None]) & exists[:, :, None, None]
     masks = jnp.asarray(exists), jnp.asarray(mask)
     gradients = jax.grad(lambda q, d: late_interaction(q, masks[0], d, masks[1]).sum(), (0, 1))(queries, passages)
@@ -101,7 +101,7 @@ def test_late_interaction_is_a_sum_of_maxima(arrays: tuple[np.ndarray, ...]) -> 
 
 
 def test_late_interaction_uses_less_memory_than_all_pairs() -> None:
-    """Neither forward nor backward: the largest array is [Q,N,V]."""
+    """In the forward and the backward pass, the largest array is [Q,N,V]."""
     shapes = ((5, 7, D), (5, 7), (11, 13, D), (11, 13))
     queries, exists, passages, mask = (jnp.ones(shape) for shape in shapes)
 

@@ -1,4 +1,4 @@
-"""Our encoders against PyTorch's, live: fresh random models, gradients, and back. Skipped where torch is not."""
+"""Our encoders against PyTorch's, run now: new random models, gradients, and saved models. Skipped without torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jaxret.types import Tokens
 
 torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.exhaustive  # the goldens of torch are the quick witness
+pytestmark = pytest.mark.exhaustive  # the stored outputs of torch are the quick test
 
 VOCABULARY = 50
 TINY_TOLERANCE = 1e-5  # absolute, on hidden states
@@ -50,7 +50,7 @@ def distilbert_config() -> Any:
 
 
 def modernbert_config(**changes: Any) -> Any:
-    """A window of two tokens each way, of nine; all kinds of layers."""
+    """Layers of all kinds, with a window of two tokens in each direction; the texts have up to nine."""
     sizes = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 20}
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     options = {"max_position_embeddings": 20, "local_attention": 4}
@@ -102,7 +102,7 @@ def random_model(name: str, seed: int) -> Any:
 
 
 def random_tokens(seed: int) -> Tokens:
-    """Four rows of 1 to 9 tokens, padded on the right with 0; one spells RoBERTa's <pad>."""
+    """Four rows of 1 to 9 tokens, padded on the right with 0; one row contains the id of RoBERTa's <pad>."""
     lengths = np.array([9, 4, 1, 6])
     ids = np.random.default_rng(seed).integers(2, VOCABULARY, (4, 9), np.int32)
     ids[0, 3] = 1
@@ -120,7 +120,7 @@ def torch_states(model: Any, tokens: Tokens) -> np.ndarray:
 
 
 def distance(config: Any, params: Any, tokens: Tokens, expected: np.ndarray) -> float:
-    """Largest difference of our states from `expected`, at real positions."""
+    """The largest difference between our states and `expected`, at real positions."""
     states = jax.jit(lambda p: make_encoder(config).apply({"params": p}, tokens, selection=Selection()).states)(params)
     assert states.shape == expected.shape
     assert np.isfinite(states).all()
@@ -159,17 +159,17 @@ def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers
         kept = make_encoder(config).apply({"params": p}, tokens, selection=Selection(1, layers=layers))
         return jnp.einsum("lbh,lh->", kept.states[:, :, 0], vectors, precision="highest")
 
-    # Gradients have the shapes of parameters, so saving them as a model gives them torch's names and layout.
+    # A gradient has the shapes of the parameters, so saving it as a model gives it torch's names and layout.
     save_pretrained(tmp_path / "gradients", config, jax.jit(jax.grad(loss))(params))
     actual = load_file(tmp_path / "gradients" / "model.safetensors")
     assert actual.keys() == expected.keys()
     largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
     for key, gradient in expected.items():
         scale = float(np.abs(gradient).max())
-        if key.endswith(("key.bias", "k_lin.bias")):  # softmax ignores what all keys share: 0 but for rounding
+        if key.endswith(("key.bias", "k_lin.bias")):  # softmax ignores what all keys share: 0 except for rounding
             assert max(scale, float(np.abs(actual[key]).max())) <= 1e-5 * largest
             continue
-        assert scale > 1e-4 * largest, f"{key}: control: a gradient of nearly nothing would equal anything"
+        assert scale > 1e-4 * largest, f"{key}: control: a gradient near zero would prove nothing"
         np.testing.assert_allclose(actual[key], gradient, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=key)
 
 
@@ -209,7 +209,7 @@ def test_transformers_loads_saved_files(tmp_path: Path, name: str, auto: str) ->
 @pytest.mark.daily("distilbert")
 @pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "modernbert"])
 def test_mlm_logits_round_trip(tmp_path: Path, name: str) -> None:
-    """Theirs -> ours: equal logits; ours -> theirs: the same ones."""
+    """transformers' model gives equal logits here, and ours gives transformers the same logits."""
     model, tokens = random_model(f"{name} with MLM head", seed=51), random_tokens(seed=52)
     model.save_pretrained(tmp_path / "theirs")
     ids, mask = (torch.tensor(np.asarray(a), dtype=torch.long) for a in (tokens.ids, tokens.mask))
@@ -253,7 +253,7 @@ def test_minilm_has_equal_hidden_states_at_every_position(minilm_dir: Path) -> N
 
 
 def test_the_command_that_converts_a_pickle(tmp_path: Path) -> None:
-    """Copied from the error message into a shell, like a user does."""
+    """The test copies the command from the error message into a shell, as a user would."""
     model = random_model("bert", seed=41)
     model.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
@@ -285,7 +285,8 @@ CLASSIFIERS = {
 @pytest.mark.daily("bert")
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_cross_encoder_scores_as_torch_does_and_is_read_back_by_it(name: str, tmp_path: Path) -> None:
-    """Its logit of one label, with token types where there are some; our files give torch the same."""
+    """The logit of one label is equal, with token types if the model has them; torch computes the same logit from our
+    files."""
     torch.manual_seed(3)
     model = CLASSIFIERS[name]().eval()
     for parameter in model.parameters():
@@ -298,7 +299,7 @@ def test_a_cross_encoder_scores_as_torch_does_and_is_read_back_by_it(name: str, 
     tokens = dataclasses.replace(random_tokens(5), first=jnp.asarray(first))
     ids, mask = (torch.tensor(np.asarray(x), dtype=torch.long) for x in (tokens.ids, tokens.mask))
     types = torch.tensor(np.arange(9) >= first[:, None], dtype=torch.long) if name == "bert" else None
-    if name == "xlm-roberta":  # the padding of this model is 1, and positions follow from it
+    if name == "xlm-roberta":  # this model's padding id is 1, which determines positions
         ids = torch.where(mask.bool(), ids, 1)
         tokens = dataclasses.replace(tokens, ids=jnp.asarray(ids.numpy(), jnp.int32))
 

@@ -1,4 +1,4 @@
-"""Files that change while an index is open: an error that names them, never other texts, and never a signal."""
+"""Files that change while an index is open: an error names them; no search returns other texts, or ends by a signal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def write(path: Path, text: Callable[[Passage], str] = lambda passage: passage.text) -> None:
-    """A corpus in the format of its name."""
+    """Write a corpus in the format of its suffix."""
     rows = [{"_id": p.id, "title": p.title, "text": text(p)} for p in TEXTS]
     if path.suffix == ".json":
         path.write_text(json.dumps(rows))
@@ -51,7 +51,7 @@ def write(path: Path, text: Callable[[Passage], str] = lambda passage: passage.t
 
 
 def replaced_with_its_old_time(path: Path) -> None:
-    """Another file of the same size and time, as a restored one may be."""
+    """Replace the file with another of the same size and time, like a restored file."""
     stat = path.stat()
     write(path.with_name("new" + path.suffix), lambda p: p.text.replace("text", "TEXT"))
     os.utime(path.with_name("new" + path.suffix), ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -59,7 +59,7 @@ def replaced_with_its_old_time(path: Path) -> None:
 
 
 def rewritten_with_its_old_time(path: Path) -> None:
-    """Other bytes in this file, as `rsync --inplace --times` leaves it."""
+    """Write other bytes into the same file, like `rsync --inplace --times`."""
     stat = path.stat()
     write(path, lambda p: p.text.replace("text", "TEXT"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -77,7 +77,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.table
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz", "corpus.json"])
 def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: Path) -> None:
-    """Texts of a copy would still be right, but the vectors are no longer those of the corpus."""
+    """Texts from a copy would still be right, but the vectors no longer belong to the corpus."""
     path, folder = tmp_path / name, tmp_path / "encoded"
     write(path)
     shutil.copytree(encode_corpus(run, Corpus.open(path), f"c-{name}", progress=False).folder, folder)
@@ -90,7 +90,7 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
             with pytest.raises(ValueError, match=r"corpus\.json") as raised:
                 texts.read(["p3"])
             assert isinstance(raised.value, ContractError) or change == "cut", change
-        path.write_bytes(original)  # put back, at another time
+        path.write_bytes(original)  # restored, with another time
         assert texts.read(["p4", "p5"]) == {"p4": TEXTS[4], "p5": TEXTS[5]}, change
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"no longer at .*corpus\.json"):
@@ -102,7 +102,7 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
 
 @pytest.mark.parametrize("read_before", [False, True])
 def test_a_corpus_that_is_encoded_again_while_it_is_searched(read_before: bool, run: Run, tmp_path: Path) -> None:
-    """The scores are those of the old texts."""
+    """The scores would be those of the old texts."""
     path, name = tmp_path / "corpus.jsonl", f"again-{read_before}"
     write(path)
     folder = encode_corpus(run, Corpus.open(path), name, progress=False).folder
@@ -128,7 +128,7 @@ def test_a_folder_of_texts_without_its_corpus(run: Run, tmp_path: Path) -> None:
 
 
 def test_ids_that_were_overwritten_at_the_same_time(run: Run, tmp_path: Path) -> None:
-    """Size and time are what they were, as after `touch -r`."""
+    """Size and time are unchanged, as after `touch -r`."""
     path = tmp_path / "corpus.jsonl"
     write(path)
     encoded_corpus = open_encoded(encode_corpus(run, Corpus.open(path), "ids", progress=False).folder)
@@ -145,7 +145,7 @@ def test_ids_that_were_overwritten_at_the_same_time(run: Run, tmp_path: Path) ->
 def test_a_corpus_that_is_replaced_while_it_is_compared(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its digest is that of the old file, and its state that of the new one."""
+    """Its digest is that of the old file, but its size and time are those of the new one."""
     path = tmp_path / "corpus.jsonl"
     write(path)
     texts = Passages(encode_corpus(run, Corpus.open(path), "replaced", progress=False).folder)
@@ -182,7 +182,7 @@ def test_a_changed_corpus_file_is_read_once(run: Run, tmp_path: Path, monkeypatc
     write(path)
     os.utime(path)
     assert texts.read(["p1"]) == texts.read(["p1"]) == {"p1": TEXTS[1]}
-    assert len(scans) == 2, "the same passages in a file of another time"
+    assert len(scans) == 2, "the same passages in a file with another time"
 
 
 QUERIES = np.random.default_rng(1).standard_normal((5, D)).astype(np.float32)
@@ -197,7 +197,7 @@ def opened(folder: Path) -> tuple[FaissIndex, MappedCorpus]:
 @pytest.mark.table
 @pytest.mark.parametrize("name", ["vectors-*.npy", "indexes/*/index.faiss"])
 def test_a_mapped_file_is_truncated_or_overwritten(name: str, tmp_path: Path) -> None:
-    """To read behind its end is the end of the process (SIGBUS)."""
+    """Reading behind the end of a mapped file would end the process (SIGBUS)."""
     index, corpus = opened(tmp_path)
     before = index.search(QUERIES, corpus, 10)
     path = sorted((tmp_path / "run" / "embeddings" / "c").glob(name))[0]
@@ -205,7 +205,7 @@ def test_a_mapped_file_is_truncated_or_overwritten(name: str, tmp_path: Path) ->
     copy = path.with_name("copy")
     copy.write_bytes(data)
     copy.rename(path)
-    assert (index.search(QUERIES, corpus, 10).rows == before.rows).all(), "what is mapped is another file"
+    assert (index.search(QUERIES, corpus, 10).rows == before.rows).all(), "the mapped file is another one"
 
     index, corpus = opened(tmp_path / "again")
     path = sorted((tmp_path / "again" / "run" / "embeddings" / "c").glob(name))[0]

@@ -1,4 +1,4 @@
-"""Exact fusion against a brute force over all passages: BM25 with random scores of every passage."""
+"""Exact fusion against a brute force over all passages: BM25 fused with random scores of every passage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUERIES = [Query("one", "river"), Query("two", "garden stone music"), Query("non
 
 @dataclass
 class Vectors:
-    """A system whose scores are products of vectors, many of them equal."""
+    """A system whose scores are products of vectors; many scores are equal."""
 
     vectors: np.ndarray
     depths: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ def systems() -> tuple[BM25System, Vectors]:
 def test_the_best_sums_are_those_over_all_passages(
     method: str, weights: tuple[float, float], systems: tuple[BM25System, Vectors]
 ) -> None:
-    """From few candidates, which are too few for some queries; ties in the order of the corpus."""
+    """From few candidates, too few for some queries; ties are in the order of the corpus."""
     fusion, every = ExactFusion(method, weights, depth=7), np.arange(200)
     fused = fusion(systems, QUERIES, 5)
     for query in QUERIES:
@@ -71,13 +71,13 @@ def test_the_best_sums_are_those_over_all_passages(
             sums += weight * scale(scores)
         best = np.argsort(-sums, kind="stable")[:5]
         if query.id == "none" and weights[1] == 0:
-            continue  # no passage has a word of it: nothing is ranked by BM25 alone
+            continue  # no passage has a word of the query, so BM25 alone ranks nothing
         assert fused[query.id] == [(f"p{row}", sums[row]) for row in best], query
     assert max(systems[1].depths) > 7, "the first candidates did not suffice"
 
 
 def test_control_fusing_only_first_candidates_differs(systems: tuple[BM25System, Vectors]) -> None:
-    """The control of the test above: the sums of the union of the first passages miss some of the best."""
+    """The control of the test above: a sum over the union of the first candidates misses some of the best passages."""
     query, sums = QUERIES[1], np.zeros(200)
     for system in systems:
         sums += system.scores_of(query, np.arange(200))
@@ -89,7 +89,7 @@ def test_control_fusing_only_first_candidates_differs(systems: tuple[BM25System,
 
 
 def test_own_passages_of_queries_are_not_ranked(systems: tuple[BM25System, Vectors]) -> None:
-    """The scale has none either: the fusion is that of a corpus without the passage."""
+    """The passage does not count in the scale either: the result is that of a corpus without it."""
     (query, *_) = QUERIES
     own = int(systems[1].top(query, 1).rows[0])
     queries = [Query(f"p{own}", query.text)]
@@ -129,7 +129,8 @@ class Counted(Vectors):
 
 @pytest.mark.parametrize("method", SCALES)
 def test_tuned_weights_equal_a_brute_force(method: str, systems: tuple[BM25System, Vectors]) -> None:
-    """All weights, over all passages; a system computes its scores once, not once for each of the 21 weights."""
+    """The oracle tries all weights over all passages. A system computes its scores once, not once for each of the 21
+    weights."""
     words, vectors = systems[0], Counted(systems[1].vectors)
     pair: list[ScoringSystem] = [words, vectors]
     every, queries = np.arange(200), QUERIES[:2]

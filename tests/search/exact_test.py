@@ -1,4 +1,4 @@
-"""Search against a brute force that sums exactly: same ids, same bits, ties included, on every backend."""
+"""Search against a brute force that sums exactly: the same ids and bits, also of ties, on every backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BACKENDS = ("faiss-cpu", "xla")
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Thousands of tiny calls: FAISS's threads would wait for each other on a busy machine."""
+    """The tests make thousands of tiny calls, in which FAISS's threads would wait for each other on a busy machine."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     yield
@@ -44,7 +44,7 @@ def small_integers(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def brute_force(queries: np.ndarray, passages: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The definition: float32 of the exactly summed product, the highest of V, ties to the lower row."""
+    """The definition: the exact sum of products rounded to float32, the highest of V vectors, ties to the lower row."""
     products = queries[:, None, None].astype(np.float64) * passages[None].astype(np.float64)  # exact
     sums = np.array([math.fsum(p) for p in products.reshape(-1, products.shape[-1])])
     scores = sums.reshape(products.shape[:-1]).max(axis=-1).astype(np.float32)  # [Q,N]
@@ -57,7 +57,7 @@ def blocks(passages: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def record_depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which every look at a corpus adds how many candidates it asks for."""
+    """Return a list that gets the number of candidates of every pass over a corpus."""
     depths: list[int] = []
     look = exact.find_candidates
     monkeypatch.setattr(
@@ -100,7 +100,7 @@ class Limited:
 
 @dataclass(frozen=True)
 class Noisy:
-    """A backend as inexact as rounding allows; ties come in a random order."""
+    """A backend with as much error as rounding allows; ties are in random order."""
 
     inner: Backend
     max_rows: int | None = None
@@ -136,7 +136,7 @@ MAKERS: dict[str, Callable[[], Backend]] = {
 
 
 def data(name: str, n_vectors: int) -> tuple[np.ndarray, np.ndarray]:
-    """7 queries and 80 passages; the tests make them shards of 30, 30 and 20."""
+    """7 queries and 80 passages; the tests cut them into blocks of 30, 30 and 20."""
     queries, passages = gaussian(7, 12, seed=1), gaussian(80, n_vectors, 12, seed=2)
     if name == "ties":
         return small_integers(7, 12, seed=1), small_integers(80, n_vectors, 12, seed=2)
@@ -164,7 +164,7 @@ CASES = [
 @pytest.mark.parametrize("n_vectors", [1, 3])
 @pytest.mark.parametrize(("name", "backend"), CASES)
 def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 48 vectors, batches of 4 queries, passes of a few candidates, little margin."""
+    """Blocks of 48 vectors, batches of 4 queries, passes of a few candidates, and a small margin."""
     for constant, value in {
         "single_vector.BLOCK_ROWS": 48,
         "single_vector.UNCOPIED_BYTES": 60 * 4 * 8,
@@ -199,7 +199,8 @@ def test_a_backend_that_loses_passages_is_an_error() -> None:
 
 @pytest.mark.parametrize("claimed", ["right", "none"])
 def test_empty_slots_of_a_backend_are_ignored(claimed: str) -> None:
-    """It returns at most 20 of 60, in one block, with a bound that is right, or none at all; the best is the last."""
+    """The backend returns at most 20 of 60 passages of a block, with the right bound or with none; the best passage is
+    last."""
 
     @dataclass(frozen=True)
     class Lossy(Noisy):
@@ -251,7 +252,7 @@ def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_bound_equal_to_the_last_score_is_no_proof() -> None:
-    """All passages tie; the backend puts those with low rows one whole rounding error below the others."""
+    """All passages tie, but the backend scores those with low rows one full rounding error lower."""
     passages, queries = np.ones((20, 1, 1), np.float32), np.ones((1, 1), np.float32)
     norm = float(rounding.upper_norms(queries)[0])
     low = np.float32(1 - rounding.rounding_error(1, np.array([norm]), norm)[0])
@@ -275,7 +276,8 @@ def test_a_bound_equal_to_the_last_score_is_no_proof() -> None:
 
 
 def test_the_bound_covers_every_passage_that_was_not_kept() -> None:
-    """Blocks smaller than the depth first, then lower, higher, and again lower ones; some blocks were cut."""
+    """Blocks that are smaller than the depth come first, then blocks with lower, higher and lower scores; some blocks
+    are cut."""
     random = np.random.default_rng(0)
     for _ in range(50):
         shape = (3, 10)
@@ -298,7 +300,7 @@ def test_the_bound_covers_every_passage_that_was_not_kept() -> None:
 
 @pytest.mark.parametrize("backend", sorted(MAKERS))
 def test_near_ties_within_rounding_are_ranked_exactly(backend: str) -> None:
-    """Passages that differ in the last bit: float32 sums cannot rank them, a float64 sum can."""
+    """The passages differ in the last bit, so float32 sums cannot rank them, but a float64 sum can."""
     passages: np.ndarray = np.repeat(gaussian(1, 1, 64), 200, axis=0)
     steps = np.random.default_rng(3).integers(0, 64, 200)
     passages[np.arange(200), 0, steps] = np.nextafter(passages[np.arange(200), 0, steps], np.float32(9))
@@ -310,13 +312,14 @@ def test_only_queries_with_near_ties_take_a_second_round() -> None:
     passages: np.ndarray = gaussian(1000, 1, 8)
     passages[:, :, 0] = 0
     passages[:200] = 0
-    passages[:200, :, 0] = 1  # the first query sees 200 passages with the same score
+    passages[:200, :, 0] = 1  # for the first query, 200 passages have the same score
     queries = gaussian(3, 8, seed=1)
     queries[:, 0] = 0
     queries[0] = 0
     queries[0, 0] = 1
     result = search(queries, [passages], 10, select_backend("faiss-cpu"))
-    assert result.rounds == (3, 1)  # its 42 candidates tie: all passages are scored, not 84, 168, 336 candidates
+    # The 42 candidates tie, so all passages are scored, instead of 84, 168 and 336 candidates.
+    assert result.rounds == (3, 1)
     assert_same_bits(result, brute_force(queries, passages, 10))
 
 
@@ -330,12 +333,12 @@ MANY = [*((name, "float32") for name in sorted(MAKERS)), ("xla", "int8"), ("xla"
 def test_equal_vectors_need_no_further_rounds(
     name: str, precision: str, ragged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Depths are those of random vectors: a tie needs no deeper look, however many passages have it."""
+    """The depths are those of random vectors: a tie needs no deeper pass, however many passages it has."""
     backend = select_backend(name, precision=precision, lists=ragged) if name in BACKENDS else MAKERS[name]()
     depths = record_depths(monkeypatch)
     count = 1200
     passages: np.ndarray = np.repeat(gaussian(1, 1, 32), count, axis=0)
-    passages[[700, 1199]] *= 2  # for some queries the best, for the others the worst
+    passages[[700, 1199]] *= 2  # the best for some queries, the worst for the others
     queries = gaussian(9, 32, seed=1)
     expected = brute_force(queries, passages, 10)
     shards = [Ragged.from_stacked(block) for block in blocks(passages, 500)] if ragged else blocks(passages, 500)
@@ -355,24 +358,24 @@ def test_equal_vectors_need_no_further_rounds(
 @pytest.mark.parametrize("whole", [0, 8], ids=["deeper", "all"])
 @pytest.mark.parametrize("n_vectors", [1, 3])
 def test_near_ties_of_all_passages(whole: int, name: str, n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passages that differ in the last bit: candidates prove nothing, and in the end all are scored."""
+    """The passages differ in the last bit, so candidates prove nothing, and in the end all passages are scored."""
     monkeypatch.setattr("jaxret.search.proof.FULL_SCAN_SHARE", whole)
     monkeypatch.setattr("jaxret.search.full_scan.SCAN_VALUES", 500)
     monkeypatch.setattr("jaxret.search.full_scan.SCAN_QUERIES", 2)
     passages: np.ndarray = np.repeat(gaussian(1, n_vectors, 16), 700, axis=0)
     places = np.random.default_rng(3).integers(0, 16, 700)
     passages[np.arange(700), 0, places] = np.nextafter(passages[np.arange(700), 0, places], np.float32(9))
-    passages[::7] = 0  # their sum may be off by the error of the others: it is summed exactly
+    passages[::7] = 0  # the error of the other passages could exceed their score, so it is summed exactly
     queries = gaussian(5, 16, seed=5)
     queries[0] = 0
     result = search(queries, blocks(passages, 90), 10, select_backend(name))
     assert_same_bits(result, brute_force(queries, passages, 10))
     depth = 42 * 2 ** (len(result.rounds) - 1)
-    assert depth < 400 if whole else depth > 42  # how deep depends on which of the near ties a backend puts last
+    assert depth < 400 if whole else depth > 42  # the depth depends on which of the near ties a backend puts last
 
 
 def test_equal_passages_are_summed_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros beside long vectors: float64 leaves open whether they score 0 or a little more."""
+    """Zeros and long vectors: a float64 sum does not show whether the zeros score 0 or slightly more."""
     passages = np.zeros((3000, 1, 8), np.float32)
     passages[-1] = 1e9
     queries = -np.abs(gaussian(3, 8))
@@ -384,7 +387,7 @@ def test_equal_passages_are_summed_exactly_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
-    """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, and a float64 sum loses both."""
+    """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, which a float64 sum loses."""
     passages = np.array([[[1.0, 2.0**-24, 2.0**-53, 2.0**-53]]], np.float32)
     queries = np.ones((1, 4), np.float32)
     assert np.float32(passages.astype(np.float64).sum()) == 1, "control"
@@ -453,7 +456,7 @@ def test_wrong_shapes_are_errors() -> None:
 
 @pytest.mark.parametrize("k", [1, 5, 80])
 def test_hopeless_candidates_are_not_scored_exactly(k: int) -> None:
-    """Gaussian scores are far apart: of 37 candidates the 5 best are scored, but for those within the error."""
+    """Gaussian scores are far apart: of 37 candidates, only the k best are scored, and those within the error."""
     queries, passages = data("random", 1)
     result = search(queries, [passages], k, select_backend("faiss-cpu"))
     assert result.scored_pairs == len(queries) * k

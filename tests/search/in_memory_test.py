@@ -1,4 +1,4 @@
-"""A corpus held in memory: the same results as from disk, and nothing is loaded twice."""
+"""A corpus in memory: search gives the results of a corpus on disk, and nothing is loaded twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS, DIMENSION = 50, 8
 
 
 def shards(folder: Path, layout: str, dtype: str = "float32") -> EncodedCorpus:
-    """50 rows in shards of 20, of 1 or 3 vectors, or of 1 to 4."""
+    """50 rows in shards of 20, with 1 or 3 vectors per row, or 1 to 4."""
     random = np.random.default_rng(0)
     writer = ShardWriter(folder, ROWS, 20, {"corpus": layout})
     for shard in writer.shards:
@@ -38,7 +38,7 @@ def shards(folder: Path, layout: str, dtype: str = "float32") -> EncodedCorpus:
 
 
 class Counting:
-    """A backend that counts what it takes."""
+    """A backend that counts the blocks it loads."""
 
     def __init__(self, backend: Any) -> None:
         self.backend, self.loaded = backend, 0
@@ -64,7 +64,7 @@ def test_results_equal_those_from_disk(layout: str, dtype: str, tmp_path: Path) 
         result, expected = search(part, held, 7, backend), search(part, encoded, 7, Xla.open("test"))
         np.testing.assert_array_equal(result.rows, expected.rows)
         np.testing.assert_array_equal(result.scores, expected.scores)
-        assert (backend.loaded > before) == (part is queries), "with the backend since the first search"
+        assert (backend.loaded > before) == (part is queries), "after the first search, the backend keeps the block"
         assert held.ids(result.rows[0]) == encoded.ids(result.rows[0])
     rows = np.array([41, 0, 41, 20])
     for one, other in zip(vectors_of(held, rows), vectors_of(encoded, rows), strict=True):
@@ -96,7 +96,7 @@ def test_ids_are_read_once_wherever_vectors_are(tmp_path: Path, monkeypatch: pyt
 
 
 def test_of_a_limited_backend_the_smallest_blocks_are_kept(tmp_path: Path) -> None:
-    """They serve every depth, of which there are many; their sizes are halves of each other."""
+    """These blocks serve all of the many depths; each size is half of the one before."""
     held, queries = hold_in_memory(shards(tmp_path, "three")), np.ones((1, DIMENSION), np.float32)
     for most, sizes in ((120, [50, 25]), (90, [25]), (45, [12])):  # passages, of 150 vectors
         backend = Counting(Xla.open("test"))
@@ -110,7 +110,7 @@ def test_of_a_limited_backend_the_smallest_blocks_are_kept(tmp_path: Path) -> No
             assert len(kept.blocks) == math.ceil(50 / kept.block_size)
             seen.append(kept.block_size)
         assert list(dict.fromkeys(seen)) == sizes
-        assert backend.loaded == sum(math.ceil(50 / size) for size in sizes), "once each"
+        assert backend.loaded == sum(math.ceil(50 / size) for size in sizes), "each block is loaded once"
 
 
 def test_a_nan_vector_is_an_error_at_every_search(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exact search of sparse vectors against a brute force in exact arithmetic, ties and queries of few words included."""
+"""Exact search of sparse vectors against a brute force in exact arithmetic, including ties and queries of few words."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ D = 50
 
 
 def random_rows(count: int, share: float, seed: int, levels: int = 0) -> SparseRows:
-    """Rows with about that share of words; weights of a few levels make ties."""
+    """Rows with about this share of words; weights of few levels make ties."""
     random = np.random.default_rng(seed)
     weights = random.random((count, D)) if not levels else random.integers(1, levels + 1, (count, D)) / 4
     return SparseRows.from_dense(np.where(random.random((count, D)) < share, weights, 0).astype(np.float32))
 
 
 def by_hand(queries: SparseRows, passages: SparseRows, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores as fractions, rounded once; score descending, then row ascending."""
+    """Compute scores as fractions, rounded once; sort by score descending, then row ascending."""
     scores, rows = [], []
     dense = [[(i, Fraction(float(x))) for i, x in enumerate(row) if x] for row in passages.flat]
     for query in queries.flat:
@@ -52,7 +52,7 @@ def by_hand(queries: SparseRows, passages: SparseRows, k: int) -> tuple[np.ndarr
 @pytest.mark.parametrize("k", [1, 7, 200])
 def test_results_equal_a_brute_force(k: int, levels: int, backend: str) -> None:
     passages = random_rows(130, 0.1, 0, levels)
-    passages = SparseRows.joined([passages, passages.part(0, 20)])  # every tie is possible
+    passages = SparseRows.joined([passages, passages.part(0, 20)])  # ties within a block and between blocks
     queries = random_rows(9, 0.06, 1, levels)
     empty = SparseRows.from_dense(np.zeros((2, D), np.float32))
     queries = SparseRows.joined([queries, empty])
@@ -70,7 +70,7 @@ def test_results_equal_a_brute_force(k: int, levels: int, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
 def test_all_passages_are_returned_if_all_have_a_word(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on one device, whose program has places for more passages than there are."""
+    """Also on one device, whose program has room for more passages than exist."""
     mesh = Mesh(np.array(jax.local_devices()[:1]), (ROW_AXIS,), axis_types=(AxisType.Auto,))
     monkeypatch.setattr(sparse_xla, "local_mesh", lambda: mesh)
     passages, queries = random_rows(500, 1.0, 0), random_rows(2, 1.0, 1)
@@ -83,7 +83,7 @@ def test_all_passages_are_returned_if_all_have_a_word(backend: str, monkeypatch:
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
 def test_more_ties_than_candidates_take_one_more_round(backend: str) -> None:
-    """In one more round, however many there are."""
+    """One more round is enough for any number of ties."""
     row, best = random_rows(1, 0.5, 0), random_rows(1, 1.0, 1)
     passages = SparseRows.joined([*[row] * (40 * MARGIN), best, random_rows(30, 0.1, 2)])
     result = InvertedLists(SparseBlocks([passages]), backend=sparse_backend(backend)).search(row, 3)
@@ -106,7 +106,7 @@ def test_queries_and_products_are_split_into_programs(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
 def test_denormal_products_rank_above_zero(backend: str) -> None:
-    """Passage 0 shares no word with the query; those of 1, 2 and 3 have products that a device may flush to 0."""
+    """Passage 0 shares no word with the query; passages 1, 2 and 3 have products that a device may flush to 0."""
     dense = np.zeros((4, D), np.float32)
     dense[0, 5], dense[1, 1], dense[2, 2], dense[3, 3] = 1.0, 1e-40, 1e-20, 1e-45
     query = np.zeros((1, D), np.float32)

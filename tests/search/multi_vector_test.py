@@ -1,4 +1,4 @@
-"""Search over lists of vectors against sums in exact arithmetic, bit for bit, ties included."""
+"""Search over lists of vectors against exact sums: the same bits, also of ties."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ D, K = 8, 7
 
 
 def lists(counts: list[int] | np.ndarray, seed: int, integers: bool = False) -> Ragged:
-    """Random vectors; small integers make many exact ties."""
+    """Random vectors; small integers give many exact ties."""
     generator = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     shape = (int(offsets[-1]), D)
@@ -37,7 +37,7 @@ def lists(counts: list[int] | np.ndarray, seed: int, integers: bool = False) -> 
 
 
 def brute_force(queries: Ragged, passages: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """By `math.fsum` over all pairs; score descending, then row ascending."""
+    """Compute all pairs with `math.fsum`; sort by score descending, then row ascending."""
     scores = np.array(
         [
             [
@@ -80,7 +80,8 @@ def test_equals_brute_force(integers: bool, query_counts: list[int], size: int, 
 
 
 def test_padding_never_exceeds_a_vector() -> None:
-    """Where every product is negative a padded 0 would look best; the proof would still mend it, in a second round."""
+    """If every product is negative, a padded 0 would look best; the proof would correct this, but only in a second
+    round."""
     queries, passages = lists([2, 3], 1), lists(counts(150), 2)
     np.abs(queries.flat, out=queries.flat)
     np.negative(np.abs(passages.flat), out=passages.flat)
@@ -91,7 +92,7 @@ def test_padding_never_exceeds_a_vector() -> None:
 
 def test_k_above_the_corpus_size_and_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_vector, "QUERY_ROWS", 8)  # several passes over a block
-    monkeypatch.setattr(multi_vector, "PASSAGES_AT_ONCE", 4)  # and a query's passages scored again in two parts
+    monkeypatch.setattr(multi_vector, "PASSAGES_AT_ONCE", 4)  # a query's passages are scored again in two parts
     queries, passages = lists([2] * 11, 3), lists(counts(6), 4)
     result = search_lists(queries, blocks(passages, 4), 50)
     expected_scores, expected_rows = brute_force(queries, passages, 50)
@@ -100,7 +101,7 @@ def test_k_above_the_corpus_size_and_many_queries(monkeypatch: pytest.MonkeyPatc
 
 
 def test_duplicated_passages_are_searched_deeper() -> None:
-    """More equal passages than the margin: the first rows win."""
+    """There are more equal passages than the margin; the lowest rows win."""
     one = lists([5], 5)
     passages = Ragged(np.tile(one.flat, (120, 1)), np.arange(121) * 5)
     result = search_lists(lists([3], 6), blocks(passages, 50), K)
@@ -111,7 +112,7 @@ def test_duplicated_passages_are_searched_deeper() -> None:
 def test_a_difference_below_rounding_is_seen_by_the_proof_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one = lists([5], 5)
     passages = Ragged(np.tile(one.flat, (400, 1)), np.arange(401) * 5)
-    passages.flat[-5:] *= 1.0000001  # the last wins by a hair that float32 sums may not see
+    passages.flat[-5:] *= 1.0000001  # the last passage is best by less than float32 sums can show
     queries = lists([3], 7)
     expected = brute_force(queries, passages, K)
     result = search_lists(queries, blocks(passages, 400), K)
@@ -125,7 +126,7 @@ def test_a_difference_below_rounding_is_seen_by_the_proof_alone(monkeypatch: pyt
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_sum_of_maxima_that_may_overflow_is_refused(sign: int) -> None:
-    """Each product is a float32 number, their sum is none: all scores were infinite, or no passage was found."""
+    """Each product fits into float32, but their sum does not: all scores were infinite, or no passage was returned."""
     queries = Ragged(np.full((9, 4), sign * 4e18, np.float32), np.array([0, 1, 9]))
     passages = Ragged(np.full((12, 4), 4e18, np.float32), np.arange(13))
     with pytest.raises(ValueError, match=r"1 .*NaN, .*infinity"):
@@ -163,7 +164,7 @@ def test_from_disk_equals_in_memory(tmp_path: Path) -> None:
 
 
 def test_the_exact_score_depends_only_on_the_vectors() -> None:
-    """2^24 + 1 + 2^-20 lies just above the middle of two float32 numbers; a float32 sum would lose its last term."""
+    """2^24 + 1 + 2^-20 is just above the middle of two float32 numbers; a float32 sum would lose its last term."""
     query = np.array([[4096.0, 1.0, 2.0**-10], [0.0, 0.0, 0.0]])
     assert exact_score(query, query[:1]) == np.float32(2**24 + 2)
     assert np.float32(2**24 + 1) == np.float32(2**24), "control"
@@ -207,7 +208,7 @@ def test_wrong_shapes_are_errors() -> None:
 def test_tiles_cover_a_block_within_the_memory_limit() -> None:
     assert passages_of_tile(64, 2**21, "cpu") == 1
     assert passages_of_tile(64, 2**19, "cpu") == 4
-    assert passages_of_tile(64, 2**19 + 1, "cpu") == 2, "no numbers beyond a tile"
+    assert passages_of_tile(64, 2**19 + 1, "cpu") == 2, "a tile has no room for more"
     assert passages_of_tile(64, 8, "cpu") == 64
     assert passages_of_tile(64, 2**30, "gpu") == 64
 
@@ -221,7 +222,7 @@ def test_results_do_not_depend_on_tiles(tile: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_int8_candidates_are_proven_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses add up over a query's vectors, so more candidates are looked at, though few are scored."""
+    """Losses add up over a query's vectors, so there are more candidates, although few of them are scored."""
     queries, passages = lists([8] * 4, 1), lists(counts(300), 2)
     result = search_lists(queries, [passages], K, "int8")
     assert result.rounds == (4,)
@@ -234,7 +235,7 @@ def test_int8_candidates_are_proven_in_one_round(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["int8", "bfloat16"])
 def test_scores_in_fewer_bits_are_upper_bounds(name: str) -> None:
-    """Every score that the proof sees is an upper bound, and no higher than what was lost explains."""
+    """Every score in the proof is an upper bound, and not higher than the rounding losses explain."""
     queries, passages = lists([3, 5], 1), lists(counts(30), 2)
     rows = np.append(np.arange(30), [-1, -1])
     held = lists_module.put_lists_on_device(lists_module.PaddedLists(*passages.padded(rows, 20), 30), PRECISIONS[name])
@@ -252,4 +253,6 @@ def test_scores_in_fewer_bits_are_upper_bounds(name: str) -> None:
     assert (over < (norms * largest)[:, None] * (0.06 if name == "int8" else 0.02)).all()
     control = held.vectors._replace(error=jnp.zeros_like(held.vectors.error), norm=jnp.zeros_like(held.vectors.norm))
     low = lists_module.DeviceVectorLists(control, held.mask, 30, held.precision)(queries, 30)
-    assert (low.scores < np.take_along_axis(exact, low.rows, axis=1)).any(), "control: without what was lost"
+    assert (low.scores < np.take_along_axis(exact, low.rows, axis=1)).any(), (
+        "control: without the losses it is no bound"
+    )

@@ -1,4 +1,4 @@
-"""Real processes that search together: what one process finds, with the vectors of a corpus divided among them."""
+"""Real processes that search together: each holds a part of the vectors, and the result is that of one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.storage.buckets import gcs_server
 from tests.storage.buckets import start as start_client
 
 ROWS = 10  # of a shard
-# Name -> k and options. A passage of the first part has a twin in the second one, which ties with it.
+# Name -> k and options. Each passage of the first part has a copy in the second one, which ties with it.
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "auto": (7, {}),
     "all": (500, {"backend": "xla"}),
@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "late": {"head__name": "colbert", "head__colbert__late": True, "head__colbert__projection": 6},
     "splade": {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)},
 }
-# Searches in every way, as the process NUMBER of COUNT; writes NAME.trec, and NUMBER.json with what it has held.
+# A process NUMBER of COUNT that searches in all these ways; it writes NAME.trec, and the rows it held to NUMBER.json.
 SEARCHES = """
 import json, sys
 from pathlib import Path
@@ -83,7 +83,7 @@ files = sorted(path.split("embeddings/")[1] for path in opened if path.endswith(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder, and a corpus with colours, in two files of the same texts under different ids."""
+    """An encoder, and a corpus with colours: two files with the same texts under different ids."""
     folder = tmp_path_factory.mktemp("together")
     write_encoder(folder / "encoder")
     corpus = write_data(folder / "data") / "corpus.jsonl"
@@ -99,7 +99,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoded_run(root: Path, kind: str) -> Path:
-    """A run of a kind with the corpus in two parts, of which some passages are deleted."""
+    """A run of a kind. Its corpus has two parts, from which some passages are deleted."""
     run = untrained_run(root / kind, root / "encoder", root / "data", **KINDS[kind])
     options = EncodeOptions(shard_rows=ROWS)
     folder = encode_corpus(run, Corpus.open(root / "corpus.jsonl"), options=options, progress=False).folder
@@ -120,7 +120,7 @@ def start(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.Popen[str]:
 
 
 def finish(jobs: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Return exit status, output and errors of processes, each of which ends."""
+    """Wait for processes to end; return exit status, output and errors of each."""
     try:
         outputs = [job.communicate(timeout=240) for job in jobs]
     finally:
@@ -130,7 +130,7 @@ def finish(jobs: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 
 def search_all(root: Path, kind: str, count: int, cases: dict[str, tuple[int, dict[str, Any]]]) -> dict[str, bytes]:
-    """Search with several processes; check what each has held; return the run files."""
+    """Search with several processes; check the parts that they held; return the run files."""
     out, address = root / f"{kind}-{count}", free_address()
     fixed = [str(root / kind), str(root / "data"), str(out), json.dumps(cases)]
     done = finish([start("-c", SEARCHES, address, str(count), str(number), *fixed) for number in range(count)])
@@ -155,7 +155,7 @@ def test_two_processes_give_the_result_of_one(root: Path) -> None:
     assert len(set(alone.values())) == len(CASES) - 1
     ids = [line.split()[2] for line in alone["all.trec"].decode().splitlines()]
     twins = [(first, second) for first, second in pairwise(ids) if first[1:] == second[1:]]
-    assert len(twins) > 900, "ties of passages in different ranges"
+    assert len(twins) > 900, "many ties between passages in different ranges"
     assert {first[0] for first, _ in twins} == {"c"}, "the lower row comes first"
 
 
@@ -178,7 +178,7 @@ def one(root: Path) -> Path:
 
 
 def search_together(*flags_of: list[str], cwd: Sequence[Path] = (REPOSITORY, REPOSITORY)) -> list[tuple[int, str, str]]:
-    """Run search.py in as many processes as there are lists of flags, to their ends."""
+    """Run search.py in one process per list of flags, until all end."""
     address, script = free_address(), str(REPOSITORY / "search.py")
     job = [f"--coordinator={address}", f"--num_processes={len(flags_of)}"] if len(flags_of) > 1 else []
     numbers = [[f"--process_id={number}"] if job else [] for number in range(len(flags_of))]
@@ -186,7 +186,7 @@ def search_together(*flags_of: list[str], cwd: Sequence[Path] = (REPOSITORY, REP
 
 
 def errors_of(done: list[tuple[int, str, str]]) -> list[str]:
-    """The one line that each process has written, which has failed."""
+    """Check that all processes failed; return the one line of errors of each."""
     assert [(status, output) for status, output, _ in done] == [(1, "")] * len(done), done
     return ["".join(errors.splitlines(keepends=True)).rstrip("\n") for _, _, errors in done]
 
@@ -218,7 +218,7 @@ def test_other_settings_are_an_error_in_every_process(one: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_another_corpus_is_an_error_in_every_process(one: Path, root: Path, tmp_path: Path) -> None:
-    """Of hosts that do not share a disk."""
+    """The hosts do not share a disk."""
     shutil.copytree(one, tmp_path / "one")
     (tmp_path / "ids.txt").write_text("c2#1\n")
     delete_passages(tmp_path / "one" / "embeddings" / "corpus", tmp_path / "ids.txt")
@@ -278,7 +278,7 @@ def test_a_process_that_dies_ends_the_job(one: Path, root: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
-    """Each process fetches the vectors of its own range, and the first publishes the results."""
+    """Each process fetches only the vectors of its own range, and the first one publishes the results."""
     run, more = "gs://bucket/runs/one", [f"--queries={root / 'data'}", f"--qrels={root / 'data'}", "--k=9"]
     with gcs_server() as (_, clients):
 
@@ -316,6 +316,6 @@ def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_for_one_process_are_refused(flags: list[str], message: str) -> None:
-    """It is refused before the others are waited for."""
+    """The process does not wait for the others first."""
     done = finish([start("search.py", "--workdir=w", "--coordinator=127.0.0.1:9", "--num_processes=2", *flags)])
     assert errors_of(done)[0].startswith(f"error: {message}")

@@ -1,4 +1,5 @@
-"""A corpus searched by the workers of a Ray cluster on loopback: the results of one process, whoever dies and comes."""
+"""A corpus searched by the workers of a Ray cluster on loopback: the results equal those of one process, although hosts
+die and join."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/, and run/, which encoded it."""
+    """A folder with data/ and run/, which has encoded it."""
     folder = tmp_path_factory.mktemp("ray")
     data = write_data(folder / "data", train=150)
     run = untrained_run(folder / "run", write_encoder(folder / "encoder"), data, head__token="mean", normalize=True)
@@ -51,7 +52,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hosts_that_die_and_come_leave_the_same_results(cluster: Any, one: Path, tmp_path: Path) -> None:
-    """Of three workers two have room; the host of one of them dies while it searches, and another host comes."""
+    """Two of three workers fit on the hosts; one host dies while it searches, and another host joins."""
     flags = [f"--queries={one / 'data'}", f"--qrels={one / 'data'}", "--k=9", "--dpr_results"]
     for name in ("alone", "ours"):
         shutil.copytree(one / "run", tmp_path / name / "run")
@@ -105,7 +106,7 @@ def test_workers_mine_what_one_process_does(cluster: Any, one: Path, tmp_path: P
 
 
 def note(state: dict[str, Any], folder: str, name: str, deaths: int) -> tuple[str, int]:
-    """Dies so many times; then returns the name, and how many calls this worker has ended."""
+    """Die this many times; then return the name, and the number of calls that this worker has completed."""
     path = Path(folder) / name
     with open(path, "a") as file:
         file.write("called\n")
@@ -126,10 +127,10 @@ def test_a_call_whose_worker_died_is_done_again_and_no_other(cluster: Any, tmp_p
         counts = {path.name: path.read_text().count("called") for path in tmp_path.iterdir()}
         assert counts == {"a": 1, "b": 3, "c": 1, "d": 1}
         again = workers.run(note, [(str(tmp_path), name, 0) for name in "efg"])
-        assert max(count for _, count in again) > 1, "a worker keeps what it has"
+        assert max(count for _, count in again) > 1, "a worker keeps its state between calls"
         with pytest.raises(FileNotFoundError, match="bad: no such file"):
             workers.run(note, [(str(tmp_path), "bad", 0)])
-        assert (tmp_path / "bad").read_text().count("called") == 1, "it is not tried again"
+        assert (tmp_path / "bad").read_text().count("called") == 1, "an error is not retried"
     with ray_workers(EngineOptions("ray")) as workers:
         assert workers
         with pytest.raises(RuntimeError, match=rf"worker .*Ray .*{RETRIES + 1}"):
@@ -144,7 +145,8 @@ def test_workers_search_what_one_process_does(
     root: Path,  # noqa: F811
     cluster: Any,
 ) -> None:
-    """Every kind of vectors, in every way; a passage of the first part has a twin in another range, which ties."""
+    """Every kind of vectors in every way; each passage of the first part has a copy in another range, which ties with
+    it."""
     run, queries = open_run(encoded_run(root, kind)), QuerySource.open(root / "data").read()[:9]
     folder = corpus_folder(run.workdir)
     plain = {name: CASES[name] for name in ("auto", "filter", "documents")}
@@ -167,7 +169,7 @@ def test_workers_search_what_one_process_does(
 
 
 def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
-    """Of hosts that do not share a disk."""
+    """The hosts do not share a disk."""
     run = open_run(one / "run")
     folder = corpus_folder(run.workdir)
     settings = Searcher(run, folder).settings

@@ -1,4 +1,4 @@
-"""Options of a search refuse unknown names when they are made, before a run is opened."""
+"""Options of a search refuse unknown names in their constructor, before a run is opened."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_unknown_names_are_refused(values: dict[str, Any], message: str) -> None
 
 
 def test_each_set_of_filters_has_its_own_label() -> None:
-    """Else the results of one replace those of another."""
+    """Otherwise, the results of one search would replace those of another."""
     red, blue = (SearchOptions(filters=(f"colour:{name}",)).label for name in ("red", "blue"))
     assert red.startswith("filtered-")
     assert red != blue

@@ -1,4 +1,4 @@
-"""Questions -> run file and evaluation, and the errors when something does not belong together."""
+"""Questions to run file and evaluation, and errors if files do not belong together."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
 
 def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
-    left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef01234567.tmp"  # by a search that was killed
+    left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef01234567.tmp"  # from a search that was killed
     left.parent.mkdir(exist_ok=True)
     left.touch()
     os.utime(left, (0, 0))
@@ -102,7 +102,7 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
     judged = {j.query_id for j in judgements}
     lines = [line.split() for line in (tmp_path / "mine" / "runs" / "data.test.trec").read_text().splitlines()]
     assert {line[0] for line in lines} == judged
-    assert len(judged) < len(QuerySource.open(data).read())  # queries that nobody judged are left out
+    assert len(judged) < len(QuerySource.open(data).read())  # queries without judgements are left out
     assert len(lines) == K * len(judged)
     assert all(len(line) == 6 and line[1] == "Q0" and line[5] == "jaxret-mine" for line in lines)
     for query in judged:
@@ -162,14 +162,14 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     assert "Accuracy@100 0.5000 (of 2 of 3 queries: 1 have no answers)\n" in printed
     assert "small.dpr.json (1 of 3 queries have no answers, so that has_answer is false)\n" in printed
     assert (tmp_path / "mine" / "runs" / "small.trec").exists()
-    stored = read_json(tmp_path / "mine" / "eval" / "small.json")  # kept, without judgements too
+    stored = read_json(tmp_path / "mine" / "eval" / "small.json")  # it is kept when the second search has no judgements
     assert stored["mean"]["Accuracy@100"] == 0.5
     assert (stored["queries_expected"], stored["queries_asked"]) == (2, 3)
     assert stored["per_query"]["Accuracy@100"] == {"0": 1.0, "1": 0.0}
     write_json(run.workdir / "embeddings" / "data" / "corpus.json", with_digest({"path": "/nowhere"}))
     search_files(
         run, EvaluationSource.open(table), evaluation=EvaluationOptions(k=100), progress=False
-    )  # the ranking is written all the same
+    )  # the ranking is still written
     assert "accuracy by answers is not measured: the corpus that was encoded is no longer at /nowhere" in (
         capsys.readouterr().out
     )
@@ -177,7 +177,7 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
 
 def test_copied_and_changed_corpora(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = copied(root, tmp_path / "mine")
-    shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)  # other times, the same text
+    shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)  # other times, but the same text
     place = run.workdir / "embeddings" / "data" / "corpus.json"
     place.write_text(json.dumps(with_digest(read_shard_json(place) | {"path": str(tmp_path / "data")})))
     show_answer(Searcher(run, corpus_folder(run.workdir)), "river stone", 1, progress=False)
@@ -187,7 +187,7 @@ def test_copied_and_changed_corpora(root: Path, tmp_path: Path, capsys: pytest.C
     show_answer(Searcher(run, corpus_folder(run.workdir)), "river stone", 1, progress=False)
     printed = capsys.readouterr().out
     assert f"in {tmp_path / 'data'}" in printed
-    assert "rivet" not in printed.splitlines()[-1], "the text is not shown, the id is"
+    assert "rivet" not in printed.splitlines()[-1], "the warning shows the id, not the text"
 
 
 def test_relevant_passages_that_were_not_encoded_are_counted(
@@ -258,7 +258,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
 
 @pytest.mark.slow
 def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
-    """Digests of queries and judgements, which their order and format do not change; bytes and latency."""
+    """The digests of queries and judgements do not depend on order and format; the costs are bytes and latency."""
     run, data = copied(root, tmp_path / "mine"), root / "data"
     search_files(
         run, EvaluationSource.open(data, data), EvaluationOptions(k=5, measures=("RR@5",), latency=3), progress=False
@@ -289,7 +289,7 @@ def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
     shards = open_shards(corpus_folder(run.workdir))
     size = sum(path.stat().st_size for path in shards.folder.glob("vectors-*.npy"))
     assert first["cost"]["bytes_per_passage"] == round(size / shards.total_rows, 1)
-    assert "latency" not in again["cost"], "not asked for"
+    assert "latency" not in again["cost"], "latency was not requested"
     latency = first["cost"]["latency"]
     assert (latency["questions"], latency["batch"], latency["k"]) == (3, 1, 5)
     assert (latency["percentiles"], latency["vectors"]) == ("nearest rank", "memory")
@@ -298,7 +298,7 @@ def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
 
 
 def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, root: Path) -> None:
-    """By a clock of its own: encoding and search begin and end where they do, warm-up apart."""
+    """With a fake clock: the times of encoding and search are separate, and do not include the warm-up."""
     searcher, queries = (
         Searcher(run, corpus_folder(run.workdir), many=True),
         QuerySource.open(root / "data").read()[:12],
@@ -313,14 +313,18 @@ def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, ro
     assert result["encode_ms"] == {"p1": 100.0, "p50": 500.0, "p90": 900.0, "p99": 1000.0}
     assert result["search_ms"] == {"p1": 0.0, "p50": 400.0, "p90": 800.0, "p99": 900.0}
     compiled = searcher.embedder.programs
-    assert measure_latency(searcher, queries, 3, None, clock(8.0))["questions"] == 3, "after 20 s no other begins"
-    assert measure_latency(searcher, queries, 3, 12, clock(8.0))["questions"] == 12, "as many as requested"
-    assert measure_latency(searcher, queries, 3, None, clock(1.0))["questions"] == 12, "100 at most"
+    assert measure_latency(searcher, queries, 3, None, clock(8.0))["questions"] == 3, (
+        "after 20 s, no other question begins"
+    )
+    assert measure_latency(searcher, queries, 3, 12, clock(8.0))["questions"] == 12, (
+        "the requested number has no time limit"
+    )
+    assert measure_latency(searcher, queries, 3, None, clock(1.0))["questions"] == 12, "at most 100 questions"
     assert searcher.embedder.programs == compiled
 
 
 def test_the_latency_is_of_compiled_programs(root: Path, tmp_path: Path) -> None:
-    """The lengths of a warm-up are those of the queries with their own instructions."""
+    """The warm-up uses the lengths of the queries with their own instructions."""
     mine = copied(root, tmp_path / "mine")
     mine = replace(mine, tokenizer=replace(mine.tokenizer, query_prompt=f"{TASK} "))
     searcher = Searcher(mine, corpus_folder(mine.workdir), many=True)
@@ -333,7 +337,7 @@ def test_the_latency_is_of_compiled_programs(root: Path, tmp_path: Path) -> None
 
 
 def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tmp_path: Path) -> None:
-    """Each number is searched alone: the first passages, with the same scores as in a search of all."""
+    """Each number of passages is searched separately: the first passages have the same scores as in a search of all."""
     searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), QuerySource.open(root / "data").read()[:3]
     total = searcher.encoded_corpus.total_rows
     part, ids = searcher.first(7), searcher.encoded_corpus.ids(range(7))
@@ -356,8 +360,8 @@ def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tm
 
 @pytest.mark.slow
 def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) -> None:
-    """Each document is where the first of its passages is in the ranking of all, also if most passages are chunks of
-    one document, so that the first search has too few others."""
+    """A document has the rank of its first passage among all passages, even if most passages are parts of one document,
+    so that the first candidates have too few others."""
     parts = [*Corpus.open(root / "data").read()]
     chunks = [
         Passage(f"many#{i}" if i < 60 else f"{part.id}#{i % 3}" if i % 2 else part.id, part.text, part.title)
@@ -395,7 +399,7 @@ def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) 
 
 
 def test_only_vectors_in_memory_have_int8_copies(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what is read anew for every question int8 would be made anew."""
+    """If vectors are read from disk for each question, their int8 copies would also be computed for each question."""
     for room, many in ((in_memory.MEMORY_BYTES, True), (0, False)):
         monkeypatch.setattr(in_memory, "MEMORY_BYTES", room)
         searcher = Searcher(run, corpus_folder(run.workdir), SearchOptions("faiss-cpu"), many=True)
@@ -452,7 +456,7 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
     ours, theirs = (
         RankingSource.open(run.workdir / "runs" / "data.test.trec").read(),
         RankingSource.open(path).read(),
-    )  # theirs has numbers for ids
+    )  # their file has numbers as ids
     assert [[key for key, _ in result] for result in theirs.values()] == [[k for k, _ in ours[q.id]] for q in judged]
     plain = tmp_path / "plain"
     write_beir(plain, [], [Query("q", "no answers")], {})
@@ -469,7 +473,7 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
             evaluation=EvaluationOptions(k=5, dpr_results=True),
             progress=False,
         )
-    assert not (run.workdir.rankings("asked")).exists(), "before the search"
+    assert not (run.workdir.rankings("asked")).exists(), "the error comes before the search"
 
 
 @pytest.mark.parametrize("question", ["", " \t", "\udcff"])
@@ -483,7 +487,7 @@ def test_unwritable_results_are_an_error_before_the_search(
 ) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     (run.workdir / "eval").write_text("a file where a folder should be")
-    monkeypatch.setattr(Searcher, "__init__", lambda *_: pytest.fail("it went on to search"))
+    monkeypatch.setattr(Searcher, "__init__", lambda *_: pytest.fail("the search began"))
     with pytest.raises(OSError, match=r"mine/eval cannot be written"):
         search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=K), progress=False)
 
@@ -510,10 +514,10 @@ def test_a_result_replaces_none_of_another_data_set_of_the_same_name(root: Path,
     search(data)
     copy = tmp_path / "b" / "data"
     shutil.copytree(data, copy)
-    search(copy)  # the same data, moved
+    search(copy)  # the same data in another folder
     judgements = JudgementSource.open(copy, "test").read()[1:]
     write_beir(copy, list(Corpus.open(copy).read()), QuerySource.open(copy).read(), {"test": judgements})
-    search(copy)  # the same folder, changed
+    search(copy)  # the same folder with other data
     kept = {path: path.read_bytes() for path in run.workdir.path.glob("*/data.test.*")}
     with pytest.raises(ValueError, match="--name") as error:
         search(data)
@@ -526,7 +530,7 @@ def test_a_result_replaces_none_of_another_data_set_of_the_same_name(root: Path,
 
 @pytest.mark.slow
 def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: Path) -> None:
-    """On a corpus where every passage is there three times: their scores are equal, and trec_eval orders by id."""
+    """Every passage is in the corpus three times: the copies have equal scores, and trec_eval orders them by id."""
     passages = [
         Passage(f"{prefix}{p.id}", p.text, p.title)
         for p in Corpus.open(root / "data").read()
@@ -595,8 +599,8 @@ def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_p
 def test_passages_are_read_from_files_of_any_format(
     name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows over several lines, a header with its own order, no line end at the end, and an id that is there twice. What
-    has no lines to point at is copied once; then only what is asked for is read."""
+    """Rows over several lines, a header with another order, no newline at the end, and a repeated id. A format without
+    lines is copied once; after that, only the requested passages are read."""
     rows = [Passage(f"p{i}", f'line\none "{i}"' if i % 3 else "one\ttwo", f"title {i}") for i in range(20)]
     path = tmp_path / name
     if name == "corpus.json":
@@ -621,7 +625,7 @@ def test_passages_are_read_from_files_of_any_format(
     copy = folder / "passages.jsonl"
     assert copy.exists() == (name in ("psgs.tsv.gz", "corpus.jsonl.gz", "corpus.json"))
     again = Searcher(run, folder)
-    monkeypatch.setattr(Corpus, "read_located", None)  # reads all of it
+    monkeypatch.setattr(Corpus, "read_located", None)  # it reads the whole corpus
     assert again.passages(["p7"]) == {"p7": expected["p7"]}
     assert 0 < again.bytes_read < len(text) / 5
     monkeypatch.undo()
@@ -631,7 +635,7 @@ def test_passages_are_read_from_files_of_any_format(
 
 
 def test_threads_read_their_own_texts(run: Run, root: Path) -> None:
-    """The threads of a server share an index."""
+    """The threads of a server share one index."""
     texts, interval = Passages(corpus_folder(run.workdir)), sys.getswitchinterval()
     expected = {passage.id: passage for passage in Corpus.open(root / "data").read()}
     some = [list(expected)[start : start + 3] for start in range(0, 60, 3)] * 5
@@ -654,7 +658,7 @@ def test_a_kept_empty_passage_is_read_by_position(root: Path, tmp_path: Path, mo
     )
     searcher.passages(["p0"])
     read = searcher.bytes_read
-    for reader in ("read_located", "read"):  # of the whole corpus
+    for reader in ("read_located", "read"):  # both read the whole corpus
         monkeypatch.setattr(Corpus, reader, None)
     assert searcher.passages(["p0", "p1"]) == {"p0": Passage("p0", "river"), "p1": Passage("p1", "")}
     assert searcher.bytes_read == 2 * read < path.stat().st_size / 10
@@ -728,7 +732,7 @@ def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path)
         for one in (open_as_encoded(run.workdir.path, "best", encoded_corpus), run)
     )
     assert as_encoded == pytest.approx(score, abs=1e-3)
-    assert as_trained != pytest.approx(score, abs=1e-2), "cut as in training, it is another text"
+    assert as_trained != pytest.approx(score, abs=1e-2), "cut to the training lengths, it is another text"
     with pytest.raises(ValueError, match=r"query_length is 41; it must be 3 to 40"):
         open_run(run.workdir, query_length=41)
     with pytest.raises(ValueError, match=r"passage_length is 2; it must be 3 to 40"):
@@ -737,8 +741,8 @@ def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path)
 
 @pytest.mark.exhaustive
 def test_prompts_precede_encoded_texts(root: Path, tmp_path: Path) -> None:
-    """A run with prompts finds the results of a run without, in files that have them in their texts; each refuses the
-    other's shards."""
+    """A run with prompts gives the results of a run without prompts on files whose texts include them; each run refuses
+    the other's shards."""
     joins = {"tokens__query_prompt": "river: ", "tokens__passage_prompt": "stone ", "tokens__title_separator": " - "}
     prompted = untrained_run(tmp_path / "prompted", root / "encoder", root / "data", **joins)
     plain = untrained_run(tmp_path / "plain", root / "encoder", root / "data")
@@ -785,7 +789,7 @@ def test_the_corpus_is_selected_by_name(root: Path, tmp_path: Path) -> None:
         corpus_folder(run.workdir, "wiki")
     (folder, file), near = (str(root / "data"), str(root / "data" / "corpus.jsonl")), os.path.relpath(root / "data")
     assert corpus_folder(run.workdir, folder) == corpus_folder(run.workdir, near) == corpus_folder(run.workdir), (
-        "what was encoded"
+        "the folder, its name and its path mean the same corpus"
     )
     with pytest.raises(FileNotFoundError, match=rf"corpus '{file}'; .*data"):
         corpus_folder(run.workdir, file)
@@ -795,7 +799,7 @@ def test_the_corpus_is_selected_by_name(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"several .*{folder}, .*--corpus"):
         corpus_folder(run.workdir, folder)
     (run.workdir / "embeddings" / "again" / "corpus.json").write_text("{}")
-    assert corpus_folder(run.workdir, folder).name == "data", "where the other is from is no longer known"
+    assert corpus_folder(run.workdir, folder).name == "data", "the origin of the other corpus is no longer known"
     assert corpus_folder(run.workdir, "again").name == "again"
     (run.workdir / "embeddings" / "again" / "manifest.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"embeddings/again .*finished; .*encodes"):

@@ -1,4 +1,4 @@
-"""The processes of one job train in a bucket: each writes its parts of a checkpoint, and the first makes it one."""
+"""The processes of one job train in a bucket: each writes its parts of a checkpoint, and the first completes it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_two_processes_train_in_a_bucket_as_on_a_disk(gcs: Server, tmp_path: Pat
         job.kill()
         job.communicate()
     first = {name.split("/")[1] for name in names(server) if name.startswith("checkpoints/")}
-    assert "8" not in first, "killed before the end"
+    assert "8" not in first, "the job was killed before the end"
 
     address = free_address()
     jobs = [start("train.py", clients, *arguments(RUN, 8, address, number)) for number in range(2)]
@@ -111,11 +111,11 @@ def test_two_processes_train_in_a_bucket_as_on_a_disk(gcs: Server, tmp_path: Pat
     back = tmp_path / "back"
     finish(start("-m", clients, "jaxret", "copy", RUN, str(back)))
     assert digests(back) == digests(local)
-    for folder in (RUN, str(back)):  # the copy on a disk is read as any other run
+    for folder in (RUN, str(back)):  # the copy on a disk is read like any other run
         assert "nothing is damaged" in finish(start("-m", clients, "jaxret", "verify", folder))
 
     address, script = free_address(), ("-c", clients, OPEN, RUN, str(encoder), str(data))
     jobs = [start(*script, address, str(number)) for number in range(2)]
     opened = [finish(job).splitlines()[-1] for job in jobs]
-    assert opened[0] == opened[1], "both read the whole checkpoint that both have written"
+    assert opened[0] == opened[1], "both processes read the checkpoint that they wrote together"
     assert opened[0].startswith("digest ")

@@ -1,4 +1,5 @@
-"""Settings that contradict each other are found before anything is loaded, and reference behaviour is said aloud."""
+"""Contradicting settings are reported before anything is loaded, and notices say which settings follow a reference
+implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two processes, of which one finds its part of the newest checkpoint damaged: both go on from the one before."""
+"""Two processes, of which one finds its part of the newest checkpoint damaged: both resume from the checkpoint
+before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Warnings about training data: equal rows of tokens, queries of dev that are trained on, cut texts; their files."""
+"""Warnings about training data: equal rows of tokens, dev queries that are trained on, truncated texts; and the files
+of warnings."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from jaxret.types import Ragged
 
 
 def examples(queries: list[list[int]], passages: list[list[int]]) -> TrainingSet:
-    """Return a set whose queries have the first passage as their positive."""
+    """Return a set in which every query has the first passage as its positive."""
     return TrainingSet(
         queries=Ragged.from_lists(queries),
         passages=Ragged.from_lists(passages),
@@ -34,7 +35,7 @@ def examples(queries: list[list[int]], passages: list[list[int]]) -> TrainingSet
 
 
 def test_equal_rows_have_equal_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the blocks; the order of tokens counts, and so do zeros at the end."""
+    """For any size of blocks; the order of tokens counts, and so do zeros at the end."""
     rows = Ragged.from_lists([[1, 2, 3], [3, 2, 1], [1, 2, 3], [], [0], [0, 0], [1, 2], []])
     hashes = row_hashes(rows)
     assert len(set(hashes.tolist())) == 6

@@ -1,4 +1,4 @@
-"""For every family: cached gradients over eight devices are the plain ones of one."""
+"""For every family, cached gradients over eight devices equal plain gradients on one device."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 DAILY = "late_interaction"  # the cheapest
 FAMILY_CASES = [pytest.param(name, marks=[] if name == DAILY else pytest.mark.exhaustive) for name in FAMILIES]
 QUERIES = 16
-TOLERANCE = 2e-6  # relative, of the loss and the whole gradient: chunks and devices add up in another order
+TOLERANCE = 2e-6  # relative, of the loss and the whole gradient: chunks and devices change the order of a sum
 LEAF_TOLERANCE = 1e-5  # of one parameter's gradient, whose sums may nearly cancel
-# One device against two, without chunks or parts, differ by 1.4e-5 here: that is the order of a sum that cancels.
+# One device and two, without chunks or parts, differ by 1.4e-5 here, because a sum that cancels has another order.
 CANCELLING = {"mvr_with_a_table": 3e-5}
 
 
 def gradient(family: str, devices: int, chunk_size: int, fsdp: int = 1) -> Any:
-    """A compiled (params, batch) -> (loss, gradient) of a step in its second epoch, without dropout: keys are another
-    test's."""
+    """A compiled (params, batch) -> (loss, gradient) of a step in the second epoch. Without dropout, whose keys are
+    tested elsewhere."""
     mesh = make_mesh(fsdp, jax.devices()[:devices])
     objective = tiny.make_objective(FAMILIES[family], mesh, tiny.WITHOUT_DROPOUT, chunk_size)
     params = tiny.make_params(objective.model)
@@ -69,7 +69,8 @@ def gradient(family: str, devices: int, chunk_size: int, fsdp: int = 1) -> Any:
 
 @pytest.mark.parametrize("family", FAMILY_CASES)
 def test_eight_devices_equal_one(family: str) -> None:
-    """In chunks, each over all devices; and with parameters split over four, read layer by layer."""
+    """Eight devices equal one, both in chunks over all devices, and with parameters split over four and gathered layer
+    by layer."""
     plain, meshes = gradient(family, 1, 0), (gradient(family, 8, 8), gradient(family, 8, 0, fsdp=4))
     batch = tiny.make_batch(QUERIES, pseudo_queries=family.startswith("i3"))
     value, expected = plain(batch)
@@ -87,7 +88,7 @@ def test_eight_devices_equal_one(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_CASES)
 def test_empty_slots_count_for_nothing(family: str) -> None:
-    """Four queries on eight devices, four of which have none; in chunks too."""
+    """Four queries on eight devices, of which four have no query; also in chunks."""
     batch = tiny.make_batch(4, pseudo_queries=family.startswith("i3"))
     value, expected = gradient(family, 1, 0)(batch)
     for more, chunk_size in ((8, 0), (16, 8)):
@@ -98,7 +99,8 @@ def test_empty_slots_count_for_nothing(family: str) -> None:
 
 
 def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
-    """The terms that the objective should add up, from embeddings and the shared loss alone; and the objective's."""
+    """The terms that the objective should add up, computed from its vectors and the shared loss; and the objective's
+    own."""
     objective = tiny.make_objective(FAMILIES[family], make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     retriever, settings = objective.model, objective.settings
     params = tiny.make_params(retriever)
@@ -133,7 +135,7 @@ def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
 @pytest.mark.parametrize("step", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("family", ["mvr", "aggretriever", "i3"])
 def test_terms_of_the_loss(family: str, step: int) -> None:
-    """An epoch is one step here."""
+    """One step is an epoch here."""
     parts, terms = by_hand(family, step)
     expected = parts["contrastive"]
     if family == "aggretriever":

@@ -1,4 +1,4 @@
-"""The first place that is not finite is named: parameter, hidden layer, loss term, gradient."""
+"""The error names the first thing that is not finite: a parameter, hidden layer, loss term or gradient."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_a_parameter_is_named(objective: RetrievalObjective, params: Any, value:
 
 @pytest.mark.slow
 def test_a_text_of_a_packed_batch_is_named() -> None:
-    """Of whichever device: rows of packed texts are counted anew on each, so all are looked at padded."""
+    """On whichever device it is: each device packs texts in its own order, so the diagnosis computes them padded."""
     mesh = make_mesh(devices=jax.devices()[:4])
     objective = make_objective(DUAL_ENCODER, mesh, DEEP)
     params, batch = make_params(objective.model), make_batch(16)
-    huge = 39  # a word whose vector is finite, but too long for a layer norm
+    huge = 39  # a word whose vector is finite, but whose norm overflows
     ids = np.where(batch.passages.ids == huge, 1, batch.passages.ids)
     change(params, "passage_encoder/embeddings/word/embedding", lambda x: x.at[huge].set(3e38))
     for text in (0, 30):
@@ -76,7 +76,7 @@ def test_a_text_of_a_packed_batch_is_named() -> None:
 
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_a_hidden_layer_is_named(objective: RetrievalObjective, params: Any, side: str) -> None:
-    """Parameters of the second layer that are finite, but whose product is not."""
+    """The parameters of the second layer are finite, but its product is not."""
     change(params, f"{side}_encoder/layers/intermediate/kernel", lambda x: x.at[1].set(3e38))
     assert say(objective, params) == f"layer 2 of the {side} encoder is not finite"
 
@@ -89,7 +89,7 @@ def test_embeddings_are_named(objective: RetrievalObjective, params: Any) -> Non
 
 @pytest.mark.slow
 def test_a_loss_term_is_named(objective: RetrievalObjective, params: Any) -> None:
-    """Vectors that are finite, but whose dot products are not."""
+    """The vectors are finite, but their dot products are not."""
     for side in ("query", "passage"):
         change(params, f"{side}_encoder/layers/output_norm/scale", lambda x: x.at[-1].set(1e25))
     assert say(objective, params) == "loss term loss is not finite, though every hidden state is"
@@ -98,7 +98,7 @@ def test_a_loss_term_is_named(objective: RetrievalObjective, params: Any) -> Non
 @pytest.mark.slow
 def test_a_gradient_is_named(objective: RetrievalObjective, params: Any) -> None:
     class WithRoot(RetrievalObjective):
-        """Adds the square root of 0, whose derivative is infinite."""
+        """An objective that adds the square root of 0, whose derivative is infinite."""
 
         def __call__(
             self, params: Any, batch: Batch, key: jax.Array, step: Any = None, train: bool = True

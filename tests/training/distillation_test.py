@@ -1,5 +1,5 @@
-"""A teacher's scores from records to gradients: which passage each goes with, and that devices, chunks, packing and
-empty places change nothing."""
+"""A teacher's scores from records to gradients: each passage gets its own score, and devices, chunks, packing and empty
+places change nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OVERRIDES = tiny.DUAL_ENCODER | {"loss.kl.weight": 0.5, "loss.kl.temperature": 3
 
 
 def examples_of(count: int = 9) -> list[Example]:
-    """With one to four negatives; a passage's score is its number, and every third example has none."""
+    """Examples with one to four negatives; a passage's score is its number, and every third example has no scores."""
     examples = []
     for i in range(count):
         passages = [Passage(f"{i}-{j}", f"river {i} stone {j}") for j in range(2 + i % 4)]
@@ -78,7 +78,7 @@ def write_records(path: Path, examples: list[Example]) -> Path:
 
 
 def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    """Those of the records, and those of a run, by ids; without either, an error that names the file."""
+    """Scores come from the records, or from a run by ids; without either, the error names the file."""
     path = write_records(tmp_path / "scored.jsonl", [e for e in examples_of() if e.positive_scores])
     source = ExampleSource(str(path), "train", "error", scores=True)
     data, _ = load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, print)
@@ -123,7 +123,8 @@ def test_a_teacher_run_is_matched_by_ids() -> None:
 def test_only_unscored_passages_are_left_out(
     tokenizer: TextTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not the whole record; and a record is taught by its target and a negative, no less."""
+    """The other passages of the record stay. A record teaches only if its target and at least one negative have
+    scores."""
 
     def passage(key: str, *score: float) -> dict[str, Any]:
         return {"docid": key, "text": f"river {key}", **({"score": score[0]} if score else {})}
@@ -160,7 +161,7 @@ def test_only_unscored_passages_are_left_out(
 
 
 def test_rankings_without_scores_are_refused(tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    """Ranks are not scores; and results without ids that are of other questions."""
+    """A file of ranks has no scores; and results without ids must be of the same questions."""
     examples = examples_of()
     path = write_records(tmp_path / "train.jsonl", examples)
     examples = TrainingSource.open(path).read()
@@ -215,7 +216,7 @@ def alone() -> tuple[Any, Any]:
 
 @pytest.mark.slow
 def test_distillation_terms_by_hand(alone: tuple[Any, Any]) -> None:
-    """In float64, from the vectors."""
+    """The terms are computed from the vectors in float64."""
     terms, batch = alone[0], make_batch()
     objective = tiny.make_objective(OVERRIDES, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     params = tiny.make_params(objective.model)

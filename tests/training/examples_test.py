@@ -1,4 +1,4 @@
-"""The examples of a config, and what is printed about them."""
+"""The examples of a config, and the lines that are printed about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.pipeline import write_encoder
 
 
 def test_advice_on_missing_negatives_is_for_training_data(tmp_path: Path) -> None:
-    """Without negatives of dev examples, data.negatives=0 would lose those of the training data."""
+    """Dev examples without negatives must not lead to data.negatives=0, which would drop those of the training data."""
     tokenizer = TextTokenizer.load(write_encoder(tmp_path / "encoder"), 12, 24)
     row = {"query": "music", "positive": "river"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")

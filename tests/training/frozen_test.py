@@ -1,4 +1,4 @@
-"""Frozen parameters: they stay as they are, and neither gradients nor moments of them are made, on any mesh."""
+"""Frozen parameters do not change, and have neither gradients nor moments, on any mesh."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIRST_MOMENT = "mu/"
 
 
 class Run:
-    """Three steps of a config on a mesh."""
+    """Three training steps of a config on a mesh."""
 
     def __init__(self, settings: dict[str, Any], devices: int = 1, fsdp: int = 1, steps: int = 3) -> None:
         settings = settings | OPTIMIZER
@@ -95,7 +95,7 @@ def test_frozen_parameters_stay_and_have_no_moments(settings: dict[str, Any], pa
     assert paths(run.state.params) == paths(trained)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(run.state.frozen), frozen)
     moments = [path for path in paths(run.state.opt_state) if FIRST_MOMENT in path]
-    assert len(moments) == len(paths(trained)), "a moment of each trained parameter, and of no other"
+    assert len(moments) == len(paths(trained)), "every trained parameter has a moment, and no other"
     moved = jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), run.state.params, trained))
     assert np.median(moved) > 1e-4
     free = Run(settings)
@@ -104,7 +104,7 @@ def test_frozen_parameters_stay_and_have_no_moments(settings: dict[str, Any], pa
 
 @pytest.mark.slow
 def test_frozen_parameters_do_not_affect_the_gradient_norm() -> None:
-    """The first gradient of what is trained is that of a step that trains all."""
+    """The first gradient of the trained parameters equals that of a step that trains all parameters."""
     frozen, free = Run(KERNELS, steps=1), Run({}, steps=1)
     assert frozen.metrics[0]["loss"] == pytest.approx(free.metrics[0]["loss"], rel=1e-6)
     assert frozen.metrics[0]["gradient_norm"] < 0.9 * free.metrics[0]["gradient_norm"]
@@ -141,7 +141,7 @@ def test_no_gradient_of_frozen_parameters_is_computed_or_sent() -> None:
         compiled = run.program.trace(run.state, run.batch(0)).lower().compile()
         operations = collectives(parse_hlo(compiled.as_text()), 8)
         reduced[name] = [op for op in operations if "reduce-scatter" in op.kind or "all-to-all" in op.kind]
-    assert reduced["free"], "control: gradients of split parameters are summed and split"
+    assert reduced["free"], "control: gradients of split parameters are reduced"
     assert not reduced["frozen"]
 
 

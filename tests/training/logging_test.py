@@ -1,4 +1,4 @@
-"""The log of a run that goes on."""
+"""The log of a run that is resumed."""
 
 from __future__ import annotations
 

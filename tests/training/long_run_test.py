@@ -1,4 +1,4 @@
-"""A training that goes on for long holds no more at its end than at its beginning."""
+"""A long training holds no more resources at its end than at its beginning."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.pipeline import resources, tiny_config, write_data, write_encoder
     ids=["few", "100", "kept", "5000"],
 )
 def test_steps_leak_no_resources(steps: int, keeps: bool, more: dict[str, Any], tmp_path: Path) -> None:
-    """Open files, threads and memory after the first fifth of the steps and at the end. Control: a callback that keeps
-    files and memory is seen."""
+    """Compare open files, threads and memory after the first fifth of the steps and at the end. Control: a callback
+    that keeps files and memory is noticed."""
     write_encoder(tmp_path / "encoder")
     write_data(tmp_path / "data")
     seen: list[tuple[int, int, int]] = []
@@ -56,7 +56,8 @@ def test_steps_leak_no_resources(steps: int, keeps: bool, more: dict[str, Any], 
 
 @pytest.mark.slow
 def test_at_most_two_steps_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of steps ahead would hold hundreds of batches, and XLA's eight CPU devices ended in a deadlock."""
+    """A host that is hundreds of steps ahead would hold hundreds of batches, and XLA's eight CPU devices would
+    deadlock."""
     write_encoder(tmp_path / "encoder")
     write_data(tmp_path / "data")
     unfinished: list[int] = []

@@ -1,4 +1,5 @@
-"""Training end to end on a tiny model: what is interrupted and resumed equals what was not, to the byte."""
+"""Training end to end on a tiny model: a run that is interrupted and resumed equals an uninterrupted one, to the
+byte."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ STEPS = 6  # with a checkpoint after 3
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds encoder/ and data/."""
+    """A folder with encoder/ and data/."""
     folder = tmp_path_factory.mktemp("loop")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
@@ -83,12 +84,12 @@ def config_of(root: Path, **overrides: Any) -> ConfigDict:
 
 @pytest.fixture(scope="module")
 def whole(root: Path) -> tuple[Path, TrainResult]:
-    """A run that nothing interrupted."""
+    """A run without interruptions."""
     return root / "whole", train(config_of(root), root / "whole", progress=False)
 
 
 def state_at(workdir: Path, config: ConfigDict, step: int = STEPS) -> TrainState:
-    """That of a checkpoint."""
+    """The state of a checkpoint."""
     bert, _ = load_pretrained(config.encoder.checkpoint)
     optimizer, _ = make_optimizer(config.optimizer, STEPS)
     with open_checkpoints(Workdir(workdir), config) as checkpoints:
@@ -97,13 +98,13 @@ def state_at(workdir: Path, config: ConfigDict, step: int = STEPS) -> TrainState
 
 
 def final_state(workdir: Path, config: ConfigDict, step: int = STEPS) -> dict[str, bytes]:
-    """Leaf -> bytes of a checkpoint's state."""
+    """Map each leaf of a checkpoint's state to its bytes."""
     leaves = jax.tree_util.tree_leaves_with_path(state_at(workdir, config, step))
     return {path_name(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 
 def lines(workdir: Path) -> list[dict[str, float]]:
-    """metrics.jsonl without what a clock says."""
+    """The lines of metrics.jsonl, without measured times."""
 
     def refuse(constant: str) -> float:
         raise AssertionError(f"{constant} is not JSON")
@@ -114,7 +115,7 @@ def lines(workdir: Path) -> list[dict[str, float]]:
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None]) -> None:
-    """Calls `act` when step `at` (from 0) asks for its batch."""
+    """Call `act` when step `at` (from 0) takes its batch."""
     take = Prefetcher.take
 
     def taking(self: Prefetcher, step: int, running: Any = None) -> Any:
@@ -163,7 +164,7 @@ def test_the_best_checkpoint_is_that_of_the_metric(whole: tuple[Path, TrainResul
 def test_stopped_between_checkpoints_and_resumed(
     whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A SIGTERM in step 2 saves after step 2; the next call goes on from there, on the same bytes."""
+    """A SIGTERM in step 2 saves a checkpoint after step 2; the next call resumes from it, to the same bytes."""
     workdir, config = root / "stopped", config_of(root)
     with monkeypatch.context() as patch:
         interrupt(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -174,12 +175,12 @@ def test_stopped_between_checkpoints_and_resumed(
     assert (result.step, result.resumed_from) == (STEPS, 2)
     assert final_state(workdir, config) == final_state(whole[0], config)
     assert lines(workdir) == lines(whole[0])
-    assert train(config, workdir, progress=False).resumed_from == STEPS  # done: nothing more happens
+    assert train(config, workdir, progress=False).resumed_from == STEPS  # the run is complete: nothing more happens
     assert lines(workdir)[-2:] == lines(whole[0])[-2:]
 
 
 def test_crashed_and_resumed(whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps 4 and 5 are lost and made again: each is in metrics.jsonl once."""
+    """Steps 4 and 5 are lost and repeated: each is in metrics.jsonl once."""
     workdir, config = root / "crashed", config_of(root)
     with monkeypatch.context() as patch:
         interrupt(patch, 5, crash)
@@ -187,7 +188,7 @@ def test_crashed_and_resumed(whole: tuple[Path, TrainResult], root: Path, monkey
             train(config, workdir, progress=False)
     assert lines(workdir)[-1]["step"] == 5
     with open(workdir / "metrics.jsonl", "a") as file:
-        file.write('{"step": 6, "lo')  # what a machine that dies leaves
+        file.write('{"step": 6, "lo')  # half a line, as a machine leaves it that dies
     assert train(config, workdir, progress=False).resumed_from == 3
     assert final_state(workdir, config) == final_state(whole[0], config)
     assert lines(workdir) == lines(whole[0])
@@ -220,7 +221,7 @@ def test_a_warmup_that_never_ends_is_told_and_kept(
 def test_other_passages_of_validation_are_told_on_resuming(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run goes on, and data.json has what it is measured on from then on."""
+    """The run goes on, and data.json describes the new passages."""
     corpus, run = tmp_path / "corpus", tmp_path / "run"
     shutil.copytree(root / "data", corpus)
     keys = {"validation__corpus": str(corpus), "train__checkpoint_every": 1}
@@ -250,7 +251,7 @@ def test_another_config_cannot_resume(whole: tuple[Path, TrainResult], root: Pat
 
 
 def test_other_data_cannot_resume(whole: tuple[Path, TrainResult], root: Path, tmp_path: Path) -> None:
-    """The files were changed behind the same path."""
+    """The path is the same, but the files have changed."""
     shutil.copytree(root / "data", tmp_path / "original")
     expected = read_json(whole[0] / "data.json")["train"]
     try:
@@ -264,7 +265,7 @@ def test_other_data_cannot_resume(whole: tuple[Path, TrainResult], root: Path, t
 
 
 def test_another_tokenizer_cannot_resume(whole: tuple[Path, TrainResult], root: Path, tmp_path: Path) -> None:
-    """Neither under the seal nor without one."""
+    """The run is refused with its seal, and also without it."""
     shutil.copytree(whole[0], tmp_path / "run")
     settings = (tmp_path / "run" / "encoder" / "tokenizer.json").read_text()
     (tmp_path / "run" / "encoder" / "tokenizer.json").write_text(settings.replace('"river"', '"rivet"'))
@@ -292,7 +293,7 @@ def test_zero_steps_save_the_encoder_unchanged(root: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_unexpected_conditions_are_printed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A new MLM head, options that follow published code, negatives that are not there, and how much text is cut."""
+    """A new MLM head, options that follow published code, missing negatives, and the share of truncated text."""
     changes = {
         "head__name": "aggretriever",
         "head__aggretriever__lexical_dim": 8,
@@ -305,13 +306,13 @@ def test_unexpected_conditions_are_printed(root: Path, tmp_path: Path, capsys: p
     assert "has no MLM head: a new one is drawn" in printed
     assert "this follows a published implementation, not its paper: optimizer.reference_processes=4" in printed
     assert "48 examples have fewer than 2 hard negatives; their slots stay empty" in printed
-    # 48 examples: 8 of the 40 queries have two positives
+    # 48 examples, because 8 of the 40 queries have two positives.
     assert re.search(r"40 queries: \d+\.\d% cut at 4 tokens, \d+\.\d% of tokens lost", printed)
 
 
 @pytest.mark.exhaustive
 def test_a_nonfinite_loss_names_step_and_layer(root: Path) -> None:
-    """The first update has rate 0, the second is enormous."""
+    """The first update has a learning rate of 0, the second an enormous one."""
     workdir = root / "broken"
     config = config_of(
         root, optimizer__learning_rate=1e30, optimizer__warmup_fraction=0.2, train__checkpoint_every=1, data__dev=""
@@ -333,7 +334,7 @@ def test_a_nonfinite_loss_between_logged_steps_is_detected(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def odd(root: Path) -> Path:
-    """Data whose passage p7 has a word of its own, with a vector that is finite, but too long for a layer norm."""
+    """Data whose passage p7 has a word that no other text has; its vector is finite, but its norm overflows."""
     folder = root / "odd"
     write_encoder(folder / "encoder")
     shutil.copytree(root / "data", folder / "data")
@@ -356,7 +357,7 @@ SKIPS: dict[str, Any] = {"train__skip_nonfinite": 1, "data__dev": "", "optimizer
 
 @pytest.fixture(scope="module")
 def skips(odd: Path) -> tuple[Path, int]:
-    """A run over that passage once, and the step that was skipped."""
+    """A run with one step over that passage, and the number of the step that was skipped."""
     train(config_of(odd, **SKIPS), odd / "skips", progress=False)
     (bad,) = [line["step"] for line in lines(odd / "skips") if "loss" not in line]
     return odd / "skips", int(bad)
@@ -366,14 +367,14 @@ def skips(odd: Path) -> tuple[Path, int]:
 def test_a_step_that_is_not_finite_is_skipped_and_counted(
     skips: tuple[Path, int], odd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also across an interruption; and the schedule waits for it."""
+    """Also across an interruption. The schedule does not count the skipped step."""
     (workdir, bad), config = skips, config_of(odd, **SKIPS)
     assert 1 < bad < STEPS
     counts = [line["skipped_steps"] for line in lines(workdir)]
     assert counts == [int(step >= bad) for step in range(1, STEPS + 1)]
     _, schedule = make_optimizer(config.optimizer, STEPS)
     made = [line["learning_rate"] for line in lines(workdir) if "loss" in line]
-    assert made == [float(schedule(step)) for step in range(STEPS - 1)], "the rates of five updates"
+    assert made == [float(schedule(step)) for step in range(STEPS - 1)], "the learning rates of five updates"
     often = config_of(odd, train__checkpoint_every=1, **SKIPS)
     with monkeypatch.context() as patch:
         interrupt(patch, bad, crash)
@@ -386,7 +387,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
 
 @pytest.mark.exhaustive
 def test_too_many_skipped_steps_stop_the_run(skips: tuple[Path, int], odd: Path, tmp_path: Path) -> None:
-    """In the second epoch; all that were skipped count, not those in a row."""
+    """In the second epoch: all skipped steps count, not only consecutive ones."""
     shutil.copytree(skips[0], tmp_path / "run")
     longer = config_of(odd, train__steps=12, **SKIPS)
     message = (
@@ -398,7 +399,7 @@ def test_too_many_skipped_steps_stop_the_run(skips: tuple[Path, int], odd: Path,
 
 @pytest.mark.exhaustive
 def test_a_stopped_run_continues_with_skip_nonfinite(skips: tuple[Path, int], odd: Path) -> None:
-    """And without again, once its checkpoint holds a count, which is kept."""
+    """Once a checkpoint holds the count, the run also continues without the option, and keeps the count."""
     (whole, bad), workdir = skips, odd / "stops"
     changes = SKIPS | {"train__checkpoint_every": 1}
     message = rf"step {bad}: the embedding layer of the passage encoder is not finite\..*train\.skip_nonfinite=N"
@@ -409,7 +410,7 @@ def test_a_stopped_run_continues_with_skip_nonfinite(skips: tuple[Path, int], od
     resumed, expected = (state_at(folder, config_of(odd, **SKIPS)) for folder in (workdir, whole))
     assert int(resumed.step) == STEPS
     assert resumed.skip_count == 1
-    assert relative_error(resumed.params, expected.params) <= 1e-4  # another program made its first steps
+    assert relative_error(resumed.params, expected.params) <= 1e-4  # another program computed its first steps
     without = config_of(odd, **changes | {"train__skip_nonfinite": 0})
     assert train(without, workdir, progress=False).resumed_from == STEPS
     assert state_at(workdir, without).skip_count == 1
@@ -419,7 +420,7 @@ def test_a_stopped_run_continues_with_skip_nonfinite(skips: tuple[Path, int], od
 def test_skipped_steps_count_after_skip_nonfinite_is_unset(
     skips: tuple[Path, int], odd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rates in the log are those of the updates."""
+    """The log has the learning rates of the updates."""
     (whole, bad), workdir = skips, odd / "withdrawn"
     often = SKIPS | {"train__checkpoint_every": 1}
     with monkeypatch.context() as patch:
@@ -436,7 +437,7 @@ def test_skipped_steps_count_after_skip_nonfinite_is_unset(
 def test_the_moving_average_is_validated_and_saved(
     whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And it is resumed to the byte, while training itself is as without."""
+    """The average is resumed to the byte, and training is the same as without it."""
     config, workdir = config_of(root, optimizer__ema=0.5), root / "ema"
     with monkeypatch.context() as patch:
         interrupt(patch, 4, crash)
@@ -448,7 +449,9 @@ def test_the_moving_average_is_validated_and_saved(
     assert final_state(workdir, config) == final_state(root / "ema_whole", config)
     assert lines(workdir) == lines(root / "ema_whole")
     state, plain = state_at(workdir, config), state_at(whole[0], config_of(root))
-    assert relative_error(state.params, plain.params) <= 1e-4, "training is as without, but for rounding"
+    assert relative_error(state.params, plain.params) <= 1e-4, (
+        "training is the same as without the average, except for rounding"
+    )
     run = open_run(workdir, "last")
     jax.tree.map(np.testing.assert_array_equal, run.params, state.ema)
     folder = root / "data"
@@ -458,12 +461,14 @@ def test_the_moving_average_is_validated_and_saved(
     objective = make_objective_of(config, run.model, run.mesh)
     validation = make_validation(config, objective, run.params, TrainingData(run.tokenizer, {}, data, dev, None))
     assert validation(state.ema)["nll"] == pytest.approx(result.metrics["nll"], rel=1e-6)
-    assert abs(validation(state.params)["nll"] - result.metrics["nll"]) > 1e-4, "control: the weights themselves"
+    assert abs(validation(state.params)["nll"] - result.metrics["nll"]) > 1e-4, (
+        "control: the NLL of the weights themselves"
+    )
 
 
 @pytest.mark.slow
 def test_the_last_checkpoint_counts_as_the_best(tmp_path: Path, root: Path) -> None:
-    """A learning rate that ruins the model: its last checkpoint is not the best by NLL."""
+    """The learning rate ruins the model, so its last checkpoint is not the best by NLL."""
     ruined = {
         "train__checkpoint_every": 1,
         "train__steps": 3,
@@ -482,7 +487,7 @@ def test_the_last_checkpoint_counts_as_the_best(tmp_path: Path, root: Path) -> N
 
 @pytest.mark.slow
 def test_values_before_and_after_a_change_of_validation_are_not_compared(root: Path, tmp_path: Path) -> None:
-    """A query alone in its batch has an NLL near 0, which no later value with other passages reaches."""
+    """A query that is alone in its batch has an NLL near 0, which no later value with more passages reaches."""
     for steps, size in ((1, 1), (3, 8)):
         keys = {"validation__metric": "nll", "validation__batch_size": size, "data__negatives": 0}
         config = config_of(root, train__checkpoint_every=1, train__steps=steps, **keys)
@@ -497,7 +502,8 @@ def test_values_before_and_after_a_change_of_validation_are_not_compared(root: P
 
 @pytest.mark.exhaustive
 def test_the_selecting_metric_changes_during_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By NLL for half an epoch, then by average rank, across an interruption; what was best before is forgotten."""
+    """NLL selects for half an epoch, then the average rank, across an interruption; the best checkpoint by NLL is
+    forgotten."""
     late = {"validation__metric": "nll", "validation__then": "average_rank", "validation__then_from": 0.5}
     config, workdir = config_of(root, train__checkpoint_every=1, **late), root / "late"
     with monkeypatch.context() as patch:
@@ -519,7 +525,7 @@ def test_the_selecting_metric_changes_during_the_run(root: Path, monkeypatch: py
 def test_several_batches_make_a_step_and_it_is_resumed_between_steps(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interruption between two batches of a step costs the step, and changes nothing."""
+    """An interruption between two batches of a step loses the step, and changes no result."""
     config = config_of(root, train__accumulate=2, train__checkpoint_every=1, data__dev="")
     train(config, root / "accumulated", progress=False)
     with monkeypatch.context() as patch:
@@ -550,7 +556,7 @@ def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
         length = schedule_steps(epochs, data)
         assert (length.total, length.checkpoint_every) == (total, -(-6 // accumulate))
         assert length.epochs_per_batch == 1 / 6
-        assert schedule_steps(config_of(root, train__accumulate=accumulate), data).total == STEPS, "updates"
+        assert schedule_steps(config_of(root, train__accumulate=accumulate), data).total == STEPS, "steps count updates"
 
 
 @pytest.mark.parametrize(
@@ -580,7 +586,7 @@ def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
 def test_invalid_settings_are_errors_before_data_are_read(
     key: str, value: Any, message: str, root: Path, tmp_path: Path
 ) -> None:
-    """They are told before weights, tokenizer and data are read: there are none here, but a list of zeros."""
+    """The errors come before weights, tokenizer and data are read: there is no data here, and the weights are zeros."""
     encoder = tmp_path / "encoder"
     encoder.mkdir()
     shutil.copyfile(root / "encoder" / "config.json", encoder / "config.json")
@@ -590,7 +596,7 @@ def test_invalid_settings_are_errors_before_data_are_read(
     overrides = {"data__train": "nowhere", "data__dev": "nowhere"} | {key: value}
     with pytest.raises(ValueError, match=message):
         train(tiny_config(encoder, "nowhere", **overrides), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists(), "the corrected command is no other run"
+    assert not (tmp_path / "run").exists(), "a refused command leaves no folder that would refuse the corrected one"
 
 
 @pytest.mark.parametrize(
@@ -603,12 +609,12 @@ def test_invalid_settings_are_errors_before_data_are_read(
 def test_an_invalid_start_run(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(config_of(root, **{key: value}), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists(), "the corrected command is no other run"
+    assert not (tmp_path / "run").exists(), "a refused command leaves no folder that would refuse the corrected one"
 
 
 @pytest.mark.slow
 def test_an_epoch_that_the_steps_do_not_reach_is_a_warning(root: Path, tmp_path: Path) -> None:
-    """How many epochs the steps are is known when the data have been read."""
+    """The number of epochs is known only when the data have been read."""
     train(config_of(root, train__steps=2, validation__then="nll"), tmp_path / "run", progress=False)
     (text,) = [w.text for w in read_warnings(Workdir(tmp_path / "run"))["train"] if "then_from" in w.text]
     assert re.search(r"0\.\d+ epochs: validation.then='nll' never", text)
@@ -620,13 +626,13 @@ def test_the_weights_of_the_encoder_are_verified_beside_a_start_run(
     keys = {"train__start_from": str(whole[0]), "train__steps": 0, "data__dev": ""}
     with pytest.raises(ValueError, match=r"encoder\.sha256 .* ab: "):
         train(config_of(root, encoder__sha256="ab", **keys), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists(), "the corrected command is no other run"
+    assert not (tmp_path / "run").exists(), "a refused command leaves no folder that would refuse the corrected one"
     digest = sha256_file(root / "encoder" / "model.safetensors")
     assert train(config_of(root, encoder__sha256=digest, **keys), tmp_path / "run", progress=False).step == 0
 
 
 def test_a_metric_that_is_not_finite_is_an_error(root: Path, tmp_path: Path) -> None:
-    """It cannot rank checkpoints; the parameters are finite, as no step was made."""
+    """It cannot rank checkpoints. The parameters are finite, because no step was trained."""
     with pytest.raises(NotFiniteError, match=r"step 0: nll .*(inf|nan)"):
         train(config_of(root, loss__temperature=1e-38, train__steps=0), tmp_path / "run", progress=False)
 
@@ -644,7 +650,7 @@ def test_a_tokenizer_with_more_words_than_the_encoder_is_an_error(root: Path, tm
 
 
 def test_nonfinite_weights_are_an_error(root: Path, tmp_path: Path) -> None:
-    """Not even of a run that makes no step."""
+    """Even in a run without steps."""
     shutil.copytree(root / "encoder", tmp_path / "encoder")
     weights = load_file(tmp_path / "encoder" / "model.safetensors")
     name = next(name for name in weights if "layer.1" in name and name.endswith("dense.weight"))
@@ -659,7 +665,7 @@ def test_nonfinite_weights_are_an_error(root: Path, tmp_path: Path) -> None:
 def test_a_run_without_a_checkpoint_needs_the_same_start_weights(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is nothing else to go on with yet."""
+    """It has no other parameters to continue from."""
     shutil.copytree(root / "encoder", tmp_path / "encoder")
     file = tmp_path / "encoder" / "model.safetensors"
     config = tiny_config(tmp_path / "encoder", root / "data", train__steps=0, data__dev="")
@@ -705,7 +711,7 @@ def test_zero_steps_need_no_data(root: Path, tmp_path: Path) -> None:
     assert train(config, tmp_path / "run", progress=False).step == 0
     run = open_run(tmp_path / "run", query_length=5, tokens_per_batch=96)
     assert run.contract["query_length"] == run.config.tokens.query_length == 5
-    assert read_json(run.workdir.contract)["query_length"] == 12, "what it was trained with"
+    assert read_json(run.workdir.contract)["query_length"] == 12, "the length that it was trained with"
     assert run.embedder()(run.tokenizer.queries(["river stone music light paper"]), "query").lengths.tolist() == [1]
     assert run.embedder().tokens_per_batch == 96
     for length in (2, 41):
@@ -724,7 +730,8 @@ def test_zero_steps_need_no_data(root: Path, tmp_path: Path) -> None:
 def test_an_edited_run_is_neither_resumed_nor_opened(
     name: str, whole: tuple[Path, TrainResult], root: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(whole[0], tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))  # nobody gets that far
+    # The run ends before its first checkpoint.
+    shutil.copytree(whole[0], tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     path = tmp_path / "run" / name
     text = path.read_text()
     digit = re.search(r"\d", text)
@@ -739,7 +746,7 @@ def test_an_edited_run_is_neither_resumed_nor_opened(
 def test_a_lengthened_run_does_not_need_the_original_encoder(
     whole: tuple[Path, TrainResult], root: Path, tmp_path: Path
 ) -> None:
-    """In a process of its own, with what may change changed."""
+    """The run is resumed in another process, with changes of the settings that may change."""
     shutil.copytree(whole[0], tmp_path / "run")
     arguments = train_arguments(root / "encoder", root / "data", tmp_path / "run", train__steps=8, train__log_every=2)
     (root / "encoder").rename(root / "renamed")
@@ -760,7 +767,7 @@ def test_a_lengthened_run_does_not_need_the_original_encoder(
 
 
 def test_a_failed_save_ends_the_next_step(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the next save."""
+    """The error comes at the next step, not at the next save."""
     polled = []
 
     def poll(self: Checkpoints, all_processes: bool) -> None:
@@ -794,7 +801,8 @@ with stop_on_sigterm() as stop:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path) -> None:
-    """A signal in mid-run, then the same command again: the parameters and metrics of a run that was left alone."""
+    """After a signal in the middle of the run, the same command gives the parameters and metrics of an uninterrupted
+    run."""
     long = {"train__steps": 60, "train__checkpoint_every": 5, "data__dev": ""}
     expected, workdir = root / "long", root / sent.name
     if not expected.exists():
@@ -803,16 +811,16 @@ def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path)
     process = subprocess.Popen(command("train.py", *arguments), cwd=REPOSITORY, env=environment())
     try:
         while not (workdir / "checkpoints" / "5").exists() and process.poll() is None:
-            time.sleep(0.001)  # how often to look; what is waited for is in the files
+            time.sleep(0.001)  # between two looks at the files
         process.send_signal(sent)
         code = process.wait(timeout=120)
     finally:
         process.kill()
     reached = sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())[-1]
-    assert reached < 60  # it was stopped in mid-run
+    assert reached < 60  # it was stopped in the middle of the run
     assert code == (-sent if sent == signal.SIGKILL else 128 + sent)
     if sent == signal.SIGTERM:
-        assert lines(workdir)[-1]["step"] == reached  # nothing was lost
+        assert lines(workdir)[-1]["step"] == reached  # no step was lost
     done = run_script("train.py", *arguments)
     assert done.returncode == 0, done.stderr
     config = config_of(root, **long)
@@ -835,14 +843,15 @@ def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path)
 def test_a_damaged_newest_checkpoint_is_set_aside(
     file: str, whole: tuple[Path, TrainResult], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file is empty, as a power cut leaves it: the run goes on from the one before, says so, and ends as it would."""
+    """A file is empty, as after a power cut: the run resumes from the checkpoint before, says so, and ends with the
+    same result."""
     config, workdir = config_of(root, validation__best="metric"), tmp_path / "run"
     shutil.copytree(whole[0], workdir)
     checkpoints = workdir / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["3", "6"], "the best and the last"
     for path in (checkpoints / "6").glob(file):
         path.write_bytes(b"")
-    if not file.startswith("progress"):  # a reader of weights does not open the optimizer's state
+    if not file.startswith("progress"):  # a reader of weights does not open the state of the optimizer
         with pytest.raises(CheckpointError, match=r"/6 (is damaged|cannot be read)"):
             open_run(workdir, "last")
     result = train(config, workdir)
@@ -868,7 +877,7 @@ def test_without_an_intact_checkpoint_nothing_is_set_aside(
 
 @pytest.mark.slow
 def test_every_line_of_metrics_is_flushed(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After every line, the file was flushed with it."""
+    """After each line, fsync was called when the file had this line."""
     fsync, flushed, written = os.fsync, [0], []
     write = MetricsLog.write
 
@@ -893,7 +902,7 @@ def test_every_line_of_metrics_is_flushed(root: Path, tmp_path: Path, monkeypatc
 def test_a_folder_without_its_sealed_files_is_no_run(
     name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another job takes a file of the encoder away while the run begins."""
+    """Another job moves a file of the encoder away while the run begins."""
     shutil.copytree(root / "encoder", tmp_path / "encoder")
     create = loop.create_run
 

@@ -1,4 +1,4 @@
-"""LoRA: adapters and head are trained, on a base that stays as it is and that no checkpoint holds."""
+"""LoRA: adapters and head are trained, while the base does not change and is in no checkpoint."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LAST: dict[str, Any] = {"head.token": "last"}
 
 
 class Run:
-    """Three steps with adapters on a mesh."""
+    """Three training steps with adapters on a mesh."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ def test_new_adapters_change_nothing_and_are_initialized_as_in_peft() -> None:
     a = run.start["encoder"]["layers"]["output"]["lora_a"]
     assert a.shape == (BERT.num_layers, BERT.intermediate_size, 2)
     assert 0.9 * BERT.intermediate_size**-0.5 < np.abs(a).max() <= BERT.intermediate_size**-0.5
-    assert not np.array_equal(a[0], a[1]), "each layer draws its own"
+    assert not np.array_equal(a[0], a[1]), "each layer draws other numbers"
 
 
 @pytest.mark.daily("bert")
@@ -181,15 +181,16 @@ def test_eight_devices_equal_one(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "times"),
     [
-        pytest.param({}, 2, marks=pytest.mark.exhaustive, id="plain"),  # each side once, and kept
+        pytest.param({}, 2, marks=pytest.mark.exhaustive, id="plain"),  # each side once; it is kept
         pytest.param({"encoder.recompute": "layer"}, 4, id="recompute"),  # each side once forward and once backward
-        # Each of two chunks of a side three times; the last of two layers twice, as its result is not needed again.
+        # Each of two chunks of a side three times. Of two layers, the last is gathered twice only, because its result
+        # is not needed again.
         pytest.param({"encoder.recompute": "layer", "train.chunk_size": 4}, 2 * 2 * 2.5, id="chunks"),
         pytest.param({"encoder.recompute": "layer", "train.accumulate": 3}, 4 * 3, id="accumulate"),
     ],
 )
 def test_the_base_is_gathered_in_the_loop_over_layers(settings: dict[str, Any], times: float) -> None:
-    """In bfloat16; its tables once."""
+    """The base is gathered in bfloat16, its tables once."""
     low = {"lora.base_dtype": "bfloat16", "encoder.dtype": "bfloat16"}
     run = Run(low | settings, 4, 4, steps=0)
     program = run.program.trace(run.state, run.batch(0)).jaxpr.jaxpr
@@ -203,7 +204,7 @@ def test_the_base_is_gathered_in_the_loop_over_layers(settings: dict[str, Any], 
 
 @pytest.mark.slow
 def test_adapters_of_other_layers_stay_zero() -> None:
-    """Control: those of the chosen layer move."""
+    """The control is that adapters of the chosen layer change."""
     run = Run({"lora.layers": (2,), "optimizer.weight_decay": 0.1})
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(run.state.params)):
         if path[-1].key == "lora_b":
@@ -225,11 +226,13 @@ def test_no_gradient_of_the_base_is_sent() -> None:
     module = parse_hlo(run.program.trace(run.state, run.batch(0)).lower().compile().as_text())
     operations = collectives(module, 8)
     assert not [op for op in operations if "reduce-scatter" in op.kind or "all-to-all" in op.kind]
-    assert [op for op in operations if "all-gather" in op.kind], "control: the base is split, and gathered"
+    assert [op for op in operations if "all-gather" in op.kind], "control: the base is split and gathered"
     stacks = {leaf.shape for leaf in jax.tree.leaves(run.state.frozen) if len(leaf.shape) == 3}
     shapes = {shape for _, _, instruction in module.instructions() for _, shape in arrays(instruction.shape)}
-    assert not stacks & shapes, "no device has the kernels of several layers whole"
-    assert {(depth, inputs // 4, outputs) for depth, inputs, outputs in stacks} <= shapes, "control: it has its parts"
+    assert not stacks & shapes, "no device has the whole kernels of several layers"
+    assert {(depth, inputs // 4, outputs) for depth, inputs, outputs in stacks} <= shapes, (
+        "control: each device has parts of them"
+    )
 
 
 @pytest.mark.exhaustive
@@ -245,7 +248,7 @@ def test_kernels_and_tables_of_the_base_are_rounded_and_nothing_else() -> None:
 
 @pytest.mark.slow
 def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
-    """Control for the resumption: the run that was not interrupted."""
+    """The control for the resumption is an uninterrupted run."""
     write_encoder(tmp_path / "encoder")
     write_data(tmp_path / "data")
     keys = {"lora__rank": 2, "lora__alpha": 4.0, "data__dev": "", "optimizer__decay": "none"}
@@ -258,7 +261,7 @@ def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
     opened, straight = open_run(tmp_path / "run"), open_run(tmp_path / "whole")
     assert opened.checkpoint["digest"] == straight.checkpoint["digest"]
     assert paths(opened.params) == {f"encoder/{path}" for path in paths(opened.params["encoder"])}
-    assert not divide_parameters(opened.params, ADAPTER)[1], "merged"
+    assert not divide_parameters(opened.params, ADAPTER)[1], "the adapters are merged"
     sizes = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in ("run",)}
     assert sizes["run"] < 3 * 2**20
     shutil.move(tmp_path / "encoder", tmp_path / "moved")
@@ -284,7 +287,7 @@ def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
 
 
 def test_weight_decay_shrinks_adapters() -> None:
-    """The gradient is 0: nothing else changes them. PyTorch's AdamW decays PEFT's, too."""
+    """The gradient is 0, so only weight decay changes adapters. PyTorch's AdamW decays PEFT's adapters, too."""
     config = make_config({"optimizer.weight_decay": 0.5, "optimizer.learning_rate": 0.1, "optimizer.decay": "none"})
     config.optimizer.warmup_steps = 0
     params = {"encoder": {"layers": {"query": {name: jnp.ones((2, 3, 3)) for name in ("lora_a", "lora_b")}}}}

@@ -1,4 +1,4 @@
-"""AdamW, its schedule, its clipping and its decay, against 20 stored updates of torch's (tests/goldens/adamw.npz)."""
+"""AdamW, its schedule, clipping and decay, against 20 stored updates of torch (tests/goldens/adamw.npz)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def farthest(golden: dict[str, np.ndarray], overrides: dict[str, Any]) -> float:
-    """The largest difference of any parameter after any update."""
+    """Return the largest difference of any parameter after any update."""
     optimizer, _ = make_optimizer(make_config(GOLDEN | overrides).optimizer, STEPS)
     params = {name: jnp.asarray(golden[f"trajectory/{name}"][0]) for name in ("kernel", "bias")}
     state = optimizer.init(params)
@@ -124,7 +124,7 @@ def a_tree(seed: int, layers: int = 3) -> dict[str, Any]:
 
 
 def unstacked(tree: dict[str, Any]) -> dict[str, jax.Array]:
-    """Every layer a tensor of its own, as in other trainers."""
+    """Make each layer a separate tensor, as other trainers do."""
     flat: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path)
@@ -154,13 +154,14 @@ def test_lamb_equals_optax_lamb_of_separate_layers() -> None:
     theirs = optax.lamb(0.1, b1=0.9, b2=0.999, eps=1e-6)
     expected = trajectory(theirs, unstacked(a_tree(0)), [unstacked(g) for g in gradients])
     assert_close(params, expected)
-    stacked = unstacked(trajectory(theirs, a_tree(0), gradients))  # control: one ratio for all layers is another step
+    # Control: one ratio for all layers gives another step.
+    stacked = unstacked(trajectory(theirs, a_tree(0), gradients))
     name = next(name for name in params if "kernel" in name and name.endswith("1"))
     assert np.abs(np.asarray(params[name]) - np.asarray(stacked[name])).max() > 1e-3
 
 
 def lamb_by_hand(params: dict[str, np.ndarray], gradients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The reference form in float64: no bias correction, weight norm clamped at 10, ratio 1 where a norm is 0."""
+    """LAMB's reference form in float64: no bias correction, weight norm clamped at 10, ratio 1 where a norm is 0."""
     m = {name: np.zeros_like(value) for name, value in params.items()}
     v = {name: np.zeros_like(value) for name, value in params.items()}
     for gradient in gradients:
@@ -206,7 +207,7 @@ def test_without_decay_the_rate_stays() -> None:
 
 
 def by_hand(decay: str, warmup: int, total: int) -> np.ndarray:
-    """The learning rates of all updates, and the one after the last, in float64."""
+    """The learning rates of all updates and of the one after the last, in float64."""
     step = np.arange(total + 1, dtype=np.float64)
     gone = (step - warmup) / (total - warmup)
     after = {"linear": 1 - gone, "cosine": 0.5 * (1 + np.cos(np.pi * gone)), "none": np.ones(total + 1)}[decay]
@@ -250,7 +251,7 @@ def test_schedules_equal_transformers(decay: str, theirs: str) -> None:
     ("decay", "before", "now"), [("linear", 0.2, 0.6), ("cosine", 0.0954915, 0.6545085), ("none", 1, 1)]
 )
 def test_learning_rates_of_a_lengthened_run(decay: str, before: float, now: float) -> None:
-    """At step 8 of 10, and of 20; without warm-up."""
+    """The rates of step 8 in a run of 10 steps and in one of 20, without warm-up."""
     rates = [float(make_schedule(decay, 1.0, 0, total)(8)) for total in (10, 20)]
     assert rates == pytest.approx([before, now], rel=1e-5)
 
@@ -279,7 +280,7 @@ def test_heads_have_a_rate_of_their_own_beside_a_frozen_encoder() -> None:
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_clipping_with_reference_processes(processes: int) -> None:
-    """A gradient of norm 3 is clipped at 1 times the processes."""
+    """A gradient of norm 3 is clipped at the number of processes."""
     changes = {"optimizer.clip_norm": 1.0, "optimizer.reference_processes": processes, "optimizer.eps": 10.0}
     config = make_config(changes | {"optimizer.decay": "none", "optimizer.warmup_fraction": 0.0}).optimizer
     optimizer, _ = make_optimizer(config, 10)

@@ -1,4 +1,4 @@
-"""A run with tokens.packing: the losses of one without, resumed to the byte, and what it writes down."""
+"""A run with tokens.packing: it has the losses of a run without, resumes to the byte, and records its packing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(root: Path, name: str, **overrides: Any) -> tuple[Path, ConfigDict, Trai
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_packed_run_equals_a_padded_one(accumulate: int, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With dropout, in chunks: texts are as long here, padded, as a packed run's. And of several batches a step."""
+    """With dropout and chunks, if padded texts are as long as packed rows; also with several batches per step."""
     options = {"data__dev": "", "train__accumulate": accumulate}
     padded, _, _ = run(root, f"padded-{accumulate}", **options)
     whole = root / f"whole-{accumulate}"
@@ -63,7 +63,7 @@ def test_a_packed_run_equals_a_padded_one(accumulate: int, root: Path, capsys: p
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
         assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
         assert 1 < other["padding"] != one["padding"] > 1
-    assert abs(packed_lines[0]["loss"] - packed_lines[1]["loss"]) > 1e-3, "control: another step, another loss"
+    assert abs(packed_lines[0]["loss"] - packed_lines[1]["loss"]) > 1e-3, "control: another step has another loss"
 
 
 def test_stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ SOURCES = {"nq-qed": "nq-qed/train.json", "medquad": "medquad"}
 def test_an_epoch_of_real_texts(
     name: str, data_dir: Path, minilm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """128 queries at a time on one device, with a BERT so small that it is no matter how many tokens it computes."""
+    """128 queries at a time on one device. The BERT is so small that the number of computed tokens does not matter."""
     monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1, tensor=1: make_mesh(fsdp, jax.devices()[:1]))
     shapes = BertConfig(30522, 16, num_layers=1, num_heads=2, intermediate_size=16, max_positions=256)
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
@@ -109,7 +109,8 @@ def test_an_epoch_of_real_texts(
     )
     result = train(config, tmp_path / "run", progress=False)
     ratios = [line["padding"] for line in lines(tmp_path / "run")]
-    print(f"{name}: {np.mean(ratios):.3f} tokens computed for each in {result.step} steps, {result.programs} programs")
+    ratio = f"{np.mean(ratios):.3f} tokens computed per real token"
+    print(f"{name}: {ratio} in {result.step} steps, {result.programs} programs")
     assert len(ratios) == result.step > 40
     assert np.mean(ratios) <= 1.08
     assert result.programs <= 4

@@ -1,4 +1,4 @@
-"""Packed texts have the loss and the gradients of padded ones: every head, every encoder, dropout too."""
+"""Packed texts have the loss and the gradients of padded ones, for every head and every encoder, also with dropout."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.packed import pack
 from tests.training.device_invariance_test import CANCELLING, FAMILIES, LEAF_TOLERANCE, TOLERANCE
 
 QUERIES = 16
-LEAF = CANCELLING | {"mvr_roberta": 3e-5}  # the same sums, with positions that follow ids
+LEAF = CANCELLING | {"mvr_roberta": 3e-5}  # the same sums, but positions depend on ids
 MEAN = {"head.token": "mean"}
 LAST = {"head.token": "last"}
 MODERNBERT_DROPPING = dataclasses.replace(
     tiny.MODERNBERT, attention_dropout=0.1, mlp_dropout=0.1, embedding_dropout=0.1
 )
 ONE_LAYER = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=1)
-# Overrides of the base config, and the encoder.
+# Overrides of the base config, and the config of the encoder.
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "one_layer": (tiny.DUAL_ENCODER | MEAN | {"encoder.tied": True}, ONE_LAYER),
     "dual_encoder": (tiny.DUAL_ENCODER, tiny.WITHOUT_DROPOUT),
@@ -62,7 +62,7 @@ SHORT = ("one_layer", "mlr")
 
 
 def gradient(case: str, devices: int, chunk_size: int) -> Any:
-    """A (batch, key) -> (loss, gradient) on the host, in its second epoch, compiled once a shape."""
+    """Return a (batch, key) -> (loss, gradient) on the host, in the second epoch, compiled once per shape."""
     overrides, encoder = CASES[case]
     mesh = make_mesh(devices=jax.devices()[:devices])
     objective = tiny.make_objective(overrides, mesh, encoder, chunk_size)
@@ -91,8 +91,8 @@ def make_batch(case: str, seed: int = 0) -> Batch:
     "case", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in CASES]
 )
 def test_packed_texts_equal_padded_ones(case: str) -> None:
-    """On one device; and over eight, in chunks: each is compared with itself, as device_invariance_test.py compares
-    devices. Padded texts are as long here as packed ones leave the encoder, so that the masks of dropout are the same
+    """On one device, and over eight in chunks. Each mesh is compared with itself; device_invariance_test.py compares
+    meshes. Padded texts are as long as packed rows are after the encoder, so that the masks of dropout are equal,
     too."""
     programs = [(gradient(case, 8, 8), 16), (gradient(case, 1, 0), 1)]
     batch, head = make_batch(case), head_of(case)
@@ -102,7 +102,7 @@ def test_packed_texts_equal_padded_ones(case: str) -> None:
         rows = pack(batch, bins, head)
         assert rows.passages.packing is not None
         assert rows.passages.rows is not None
-        assert sorted(rows.passages.rows) != rows.passages.rows.tolist(), "control: another order"
+        assert sorted(rows.passages.rows) != rows.passages.rows.tolist(), "control: the packed order differs"
         packed_value, gradients = program(rows)
         assert abs(packed_value - value) <= TOLERANCE * max(abs(value), 1)
         assert tiny.relative_error(gradients, expected) <= TOLERANCE
@@ -112,20 +112,20 @@ def test_packed_texts_equal_padded_ones(case: str) -> None:
 
 
 def leaking(layout: TokenLayout) -> jax.Array:
-    """Tokens see all that are in their row."""
+    """A wrong mask: tokens attend to all tokens of their row."""
     assert layout.packing is not None
     text = layout.packing.text
     return jnp.broadcast_to((text >= 0)[:, None, :], (*text.shape, text.shape[1]))
 
 
 def unplaced(layout: TokenLayout, of_tokens: jax.Array) -> jax.Array:
-    """The first text's numbers, whatever text is there."""
+    """A wrong index: every text gets the numbers of the first."""
     assert layout.packing is not None
     return jnp.broadcast_to(of_tokens, layout.mask.shape)[0, layout.packing.token]
 
 
 def behind(layout: TokenLayout, hidden: jax.Array, count: int | None) -> Any:
-    """A state too far to the right of each."""
+    """A wrong start: every state is one place too far to the right."""
     assert layout.packing is not None
     packed = dataclasses.replace(layout.packing, starts=layout.packing.starts + 1)
     return TEXTS(dataclasses.replace(layout, packing=packed), hidden, count)
@@ -153,7 +153,7 @@ def test_control_mixed_up_texts_differ(name: str, wrong: Any, monkeypatch: pytes
 
 
 def test_dropout_masks_differ_by_step_and_text() -> None:
-    """And differ from text to text: the control of those that equal the padded ones."""
+    """Masks differ between texts and steps: the control for the tests in which they are equal."""
     objective = tiny.make_objective(tiny.DUAL_ENCODER, make_mesh(devices=jax.devices()[:1]))
     batch = jax.device_put(pack(tiny.make_batch(QUERIES), 1, objective.model.module.head))
     params = tiny.make_params(objective.model)

@@ -1,4 +1,4 @@
-"""Batches come in order, whoever makes them ahead; and the device's waiting is counted, nothing else."""
+"""Batches come in order, whichever thread makes them; only the time that the device waits is counted as waiting."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_prefetching_is_bounded() -> None:
         return batch(step)
 
     with Prefetcher(make, 0, 50) as feed:
-        assert full.wait(60), "it makes batches that nobody has asked for"
+        assert full.wait(60), "it makes batches before they are taken"
         for step in range(50):
             feed.take(step)
             taken[0] = step + 1
-    assert max(ahead) <= BATCHES_AHEAD  # the step that is taken just now counts
+    assert max(ahead) <= BATCHES_AHEAD  # including the step whose batch is being taken
 
 
 @pytest.mark.parametrize("error", [ValueError("row 7"), KeyboardInterrupt()])
@@ -86,7 +86,7 @@ def test_leaving_ends_the_thread() -> None:
 
 
 class Clock:
-    """Time that passes when it is told to; `read` is set when it is looked at."""
+    """A clock that the test advances; `read` is set when the time is read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.read = 0.0, threading.Event()
@@ -122,7 +122,7 @@ def test_batches_made_during_computation_add_no_waiting(monkeypatch: pytest.Monk
         return batch(step)
 
     class Running:
-        """An array that is ready after 10 seconds, in which the batch was made."""
+        """An array that is ready after 10 seconds, during which the batch is made."""
 
         waited_for = 0
 
@@ -140,4 +140,4 @@ def test_batches_made_during_computation_add_no_waiting(monkeypatch: pytest.Monk
         while not feed._ready:
             pass
         feed.take(1, running)
-        assert running.waited_for == 1, "the host goes on while the device computes, if the batch is there"
+        assert running.waited_for == 1, "with a batch ready, the host does not wait for the device"

@@ -1,4 +1,5 @@
-"""Errors of a new run before any text is tokenized, which may take hours: missing data, weights of another model."""
+"""Errors of a new run before any text is tokenized, which may take hours: missing data, and weights of another
+model."""
 
 from __future__ import annotations
 
@@ -59,13 +60,13 @@ def test_a_run_of_another_model_is_an_error_before_tokenizing(root: Path, tmp_pa
         ({"validation": {"corpus": "1", "judgements": "2"}}, []),
         ({"validation": {"corpus": "1", "judgements": "3"}}, ["the judgements of data.dev, set", "validation has"]),
         ({"validation": {"corpus": "3", "judgements": "2"}}, ["the passages of validation.corpus", "validation has"]),
-        ({}, []),  # a run that began before there was such an entry
+        ({}, []),  # a run that began before jaxret wrote this entry
     ],
 )
 def test_changed_contents_of_validation_are_logged(earlier: dict[str, Any], logged: list[str], tmp_path: Path) -> None:
     config = tiny_config("encoder", "set", validation__corpus="wiki")
     lines: list[str] = []
-    job: TrainingJob[Any, Any, Any] = object.__new__(TrainingJob)  # nothing but what is read here
+    job: TrainingJob[Any, Any, Any] = object.__new__(TrainingJob)  # only with what the function reads
     vars(job).update(config=config, workdir=Workdir(tmp_path), log=lines.append, changes={})
     write_json(job.workdir.data, earlier)
     log_changes(job, {"validation": {"corpus": "1", "judgements": "2"}})

@@ -1,4 +1,4 @@
-"""Reading parameters: what travels between devices in a step, how often, and in which type."""
+"""Collectives of parameters in a step: which, how often, and in which type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUERIES = 32
 
 
 def inner(value: Any) -> Iterator[Any]:
-    """The programs among an equation's parameters."""
+    """Yield the programs among an equation's parameters."""
     for part in value if isinstance(value, tuple | list) else (value,):
         part = getattr(part, "jaxpr", part)
         if hasattr(part, "eqns"):
@@ -35,7 +35,7 @@ def inner(value: Any) -> Iterator[Any]:
 
 
 def collectives(program: Any, times: int = 1) -> Counter[tuple[str, str]]:
-    """(operation, type) -> bytes that come out of it in a step, each as often as its loops run."""
+    """(operation, type) -> bytes of results in a step, counting every iteration of loops."""
     counts: Counter[tuple[str, str]] = Counter()
     for equation in program.eqns:
         if equation.primitive.name in COLLECTIVES:
@@ -51,7 +51,7 @@ def collectives(program: Any, times: int = 1) -> Counter[tuple[str, str]]:
 def step(
     overrides: dict[str, Any], fsdp: int = 1, chunk_size: int = 0, reduce_dtype: Any = jnp.float32
 ) -> tuple[Counter[tuple[str, str]], int, int]:
-    """(the collectives of a step's gradient, bytes of all parameters, bytes of those that are split)."""
+    """(the collectives of a step's gradient, bytes of all parameters, bytes of split parameters)."""
     mesh = make_mesh(fsdp)
     objective = tiny.make_objective(overrides, mesh, tiny.WITHOUT_DROPOUT, chunk_size)
     objective = dataclasses.replace(objective, reduce_dtype=reduce_dtype)
@@ -68,7 +68,7 @@ def step(
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("chunk_size", [0, 8])
 def test_gradients_are_summed_once(tied: bool, chunk_size: int) -> None:
-    """Of chunks and of both sides of a tied encoder together: every parameter once, and nothing else."""
+    """Gradients of all chunks, and of both sides of a tied encoder, are summed together: each parameter once."""
     traffic, whole, _ = step(tiny.DUAL_ENCODER | {"encoder.tied": tied}, chunk_size=chunk_size)
     assert traffic == {("psum_invariant", "float32"): whole}
 
@@ -76,9 +76,9 @@ def test_gradients_are_summed_once(tied: bool, chunk_size: int) -> None:
 @pytest.mark.table
 @pytest.mark.parametrize("chunk_size", [0, 8])
 def test_split_parameters_are_gathered_and_their_gradients_scattered(chunk_size: int) -> None:
-    """Every part once: no activation travels."""
+    """Each part is sent once, and no activations are sent."""
     traffic, whole, split = step(tiny.DUAL_ENCODER, fsdp=4, chunk_size=chunk_size)
-    tables = traffic["all_to_all", "float32"]  # of each device the parts for all of its group
+    tables = traffic["all_to_all", "float32"]  # each device sends its parts to all of its group
     assert 0 < tables < split
     assert traffic == {
         ("all_gather", "float32"): split,
@@ -97,14 +97,14 @@ def test_dtypes_of_sent_arrays() -> None:
     halved, _, _ = step(overrides, fsdp=4, reduce_dtype=jnp.bfloat16)
     assert halved["reduce_scatter", "bfloat16"] == (split - 2 * halved["all_to_all", "bfloat16"]) // 8
     assert not {("reduce_scatter", "float32"), ("all_to_all", "float32")} & set(halved)
-    assert halved["psum_invariant", "float32"] > 0, "biases and norms stay as they are"
+    assert halved["psum_invariant", "float32"] > 0, "biases and norms are summed in float32"
 
 
 @pytest.mark.slow
 def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
     plain, _, _ = step(tiny.DUAL_ENCODER, fsdp=4)
     again, _, split = step(tiny.DUAL_ENCODER | {"encoder.recompute": "cheap"}, fsdp=4)
-    assert split < again["all_gather", "float32"] < 2 * split, "layers twice, tables once"
+    assert split < again["all_gather", "float32"] < 2 * split, "layers are gathered twice, tables once"
     assert {k: v for k, v in again.items() if k[0] != "all_gather"} == {
         k: v for k, v in plain.items() if k[0] != "all_gather"
     }
@@ -112,8 +112,8 @@ def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
 
 @pytest.mark.parametrize(("devices", "recompute", "loops"), [(1, "none", False), (2, "none", True), (1, "layer", True)])
 def test_layers_are_trained_without_a_loop_on_one_cpu_alone(devices: int, recompute: str, loops: bool) -> None:
-    """There a loop costs time. Elsewhere it keeps programs small and gathers a layer at a time; and it saves memory
-    where layers are recomputed."""
+    """On one CPU a loop costs time. Elsewhere, it keeps programs small and gathers one layer at a time, and it saves
+    memory if layers are recomputed."""
     overrides, mesh = tiny.DUAL_ENCODER | {"encoder.recompute": recompute}, make_mesh(1, jax.devices()[:devices])
     objective = tiny.make_objective(overrides, mesh, tiny.WITHOUT_DROPOUT)
     params = jax.eval_shape(objective.model.init, jax.random.key(0))
@@ -127,7 +127,7 @@ def test_layers_are_trained_without_a_loop_on_one_cpu_alone(devices: int, recomp
 
 @pytest.mark.parametrize("use", ["encoding", "validation"])
 def test_encoding_gathers_weights_and_nothing_else(use: str) -> None:
-    """Each device has texts of its own here too."""
+    """In encoding, too, each device has its own texts."""
     mesh, retriever = make_mesh(4), tiny.make_retriever({"encoder.tied": True})
     params = jax.eval_shape(retriever.init, jax.random.key(0))
     places = jax.tree.leaves(shardings(mesh, params))
@@ -161,7 +161,7 @@ CASES = [(encoder, policy) for encoder in ENCODERS for policy in ("none", "cheap
     [pytest.param(*case, marks=[] if case == ("bert", "cheap") else pytest.mark.exhaustive) for case in CASES],
 )
 def test_splitting_and_recomputation_change_no_result(encoder: str, policy: str) -> None:
-    """Loss and gradient, with dropout: on eight devices, parameters split over four, as on one device."""
+    """Loss and gradients, with dropout, on eight devices with parameters split over four equal those on one device."""
     overrides = tiny.MLR | {"head.token": "mean", "encoder.recompute": policy}
 
     def gradient(overrides: dict[str, Any], fsdp: int, devices: int) -> Any:
@@ -183,7 +183,7 @@ FREQUENT, ROWS, LENGTH = 7, 96, 32
 
 
 def crowded_batch() -> Batch:
-    """A word that is in a third of all places, about 1,000 times."""
+    """A batch in which one word is at a third of all places, about 1,000 times."""
     random = np.random.default_rng(0)
     ids = random.integers(8, 40, (ROWS, LENGTH))
     ids[:, 1:][random.random((ROWS, LENGTH - 1)) < 1 / 3] = FREQUENT
@@ -202,7 +202,7 @@ MINILM = dataclasses.replace(TINY, hidden_size=384, num_heads=12, num_layers=6, 
 
 
 def word_gradients(token: str, shapes: BertConfig, dtype: str) -> np.ndarray:
-    """The gradient of the passages' word table [vocabulary,H], of a model as it is drawn."""
+    """The gradient of the passages' word table [vocabulary,H], for random parameters."""
     mesh = make_mesh(devices=jax.devices()[:1])
     objective = tiny.make_objective({"head.token": token, "encoder.dtype": dtype}, mesh, shapes)
     params = jax.jit(objective.model.init)(jax.random.key(0))
@@ -210,8 +210,8 @@ def word_gradients(token: str, shapes: BertConfig, dtype: str) -> np.ndarray:
     return np.asarray(gradient["passage_encoder"]["embeddings"]["word"]["embedding"], np.float64)
 
 
-# With [CLS] what is left is the rounding of the operands of products, as much forward as backward. Rare words have it
-# too; it averages out in sums over more numbers, as those of a wider model.
+# With [CLS], the error that remains is the rounding of operands of products, forward and backward. Rare words have it,
+# too; it averages out in the longer sums of wider models.
 @pytest.mark.daily("mean")
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ def word_gradients(token: str, shapes: BertConfig, dtype: str) -> np.ndarray:
 def test_bfloat16_keeps_the_gradient_of_a_frequent_word(
     token: str, shapes: BertConfig, most: float, control: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its contributions nearly cancel, because a shift that all passages share changes no loss: what is rounded before
-    they are added up is lost."""
+    """The contributions nearly cancel, because a shift that all passages share changes no loss: rounding them before
+    the sum loses the gradient."""
     exact = word_gradients(token, shapes, "float32")[FREQUENT]
 
     def error() -> float:
@@ -233,7 +233,7 @@ def test_bfloat16_keeps_the_gradient_of_a_frequent_word(
         return float(np.linalg.norm(low - exact) / np.linalg.norm(exact))
 
     assert error() <= most
-    half, norm = jnp.bfloat16, nn.LayerNorm.__call__  # of tables before they are read, and of hidden states
+    half, norm = jnp.bfloat16, nn.LayerNorm.__call__  # the controls round tables before they are read, or hidden states
     monkeypatch.setattr(nn.Embed, "__call__", lambda self, ids: jnp.take(self.embedding.astype(half), ids, axis=0))
     monkeypatch.setattr(nn.LayerNorm, "__call__", lambda self, x: norm(self, x.astype(half)).astype(half))
     assert error() > control, "control"

@@ -1,4 +1,4 @@
-"""Rounds: runs that go on with the training of the one before. On the same data they are one run, to the byte."""
+"""Rounds: each run continues the training of the run before. On the same data, they equal one run, to the byte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.training.loop_test import final_state, interrupt, lines
 
 pytestmark = pytest.mark.slow
 
-# Two checkpoints a round, and a round that is not a whole number of epochs; of 48 examples.
+# Two checkpoints per round of 48 examples, and rounds that are not a whole number of epochs.
 SETTINGS: dict[str, Any] = {
     "train__checkpoint_every": 2,
     "optimizer__ema": 0.9,
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds encoder/ and data/; one/: 8 steps; round-1/ and round-2/: 4 steps each."""
+    """A folder with encoder/ and data/; one/: 8 steps; round-1/ and round-2/: 4 steps each."""
     folder = tmp_path_factory.mktemp("rounds")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
@@ -53,17 +53,18 @@ def round_config(root: Path, number: int, **overrides: Any) -> ConfigDict:
 
 
 def test_two_rounds_equal_one_run(root: Path) -> None:
-    """Parameters, optimizer, moving average and step; order of the data, dropout and learning rate in between."""
+    """Parameters, optimizer, moving average and step are equal at the end; the order of the data, dropout and learning
+    rates on the way."""
     one = final_state(root / "one", config_of(root), 8)
     assert final_state(root / "round-2", round_config(root, 2), 8) == one
     assert final_state(root / "round-1", round_config(root, 1), 4) != one, "control"
     assert lines(root / "round-1") + lines(root / "round-2") == lines(root / "one")
     rates = [line["learning_rate"] for line in lines(root / "one")]
-    assert rates[4] > rates[5] > rates[7] > 0, "one schedule"
+    assert rates[4] > rates[5] > rates[7] > 0, "all rounds share one schedule"
 
 
 def test_control_starting_from_parameters_only_differs(root: Path, tmp_path: Path) -> None:
-    """Control: without rounds the optimizer begins anew, and steps count from 0."""
+    """Without rounds, the optimizer starts from zero, and steps count from 0."""
     config = config_of(root, train__steps=4, train__start_from=str(root / "round-1"))
     train(config, tmp_path / "run", progress=False)
     assert lines(tmp_path / "run")[0]["step"] == 1
@@ -83,7 +84,7 @@ def test_the_record_of_a_round(root: Path) -> None:
 
 @pytest.mark.parametrize("at", [5, 7])
 def test_a_round_is_resumed(at: int, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its first checkpoint, and after."""
+    """It is interrupted before its first checkpoint, or after it."""
     config = round_config(root, 2)
     with monkeypatch.context() as patch:
         interrupt(patch, at, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -93,7 +94,7 @@ def test_a_round_is_resumed(at: int, root: Path, tmp_path: Path, monkeypatch: py
     assert (result.resumed_from, result.step) == (None if at == 5 else 6, 8)
     assert final_state(tmp_path / "run", config, 8) == final_state(root / "round-2", config, 8)
     assert lines(tmp_path / "run") == lines(root / "round-2")
-    assert train(config, tmp_path / "run", progress=False).resumed_from == 8, "nothing is left to do"
+    assert train(config, tmp_path / "run", progress=False).resumed_from == 8, "the run is complete"
 
 
 def test_a_round_of_zero_steps_passes_the_state_on(root: Path, tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_round_of_zero_steps_passes_the_state_on(root: Path, tmp_path: Path) -
 
 
 def test_steps_of_each_round(root: Path) -> None:
-    """Epochs are those of a round's own data; rounds to come are planned to be as long."""
+    """Epochs are counted in a round's own data; future rounds are assumed to be as long as this one."""
     examples = tokenize_examples(
         TrainingSource.open(root / "data", "train").read(), TextTokenizer.load(root / "encoder", 12, 24)
     )

@@ -1,4 +1,5 @@
-"""One training step: the same on one device and on eight, sound at step 0, and unmoved by what is not finite."""
+"""One training step: the same on one device and on eight, correct at step 0, and without an update if a value is not
+finite."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from tests.tiny import (
 QUERIES, GROUP, STEPS = 8, 2, 4
 MESHES = {"1": (1, 1), "8x1": (8, 1), "4x2": (8, 2)}  # name -> (devices, fsdp)
 FAMILIES = {"dual_encoder": DUAL_ENCODER, "self_contrastive": SELF_CONTRASTIVE}
-TOLERANCE = 1e-6  # relative, of all parameters or moments: devices add up in another order
+TOLERANCE = 1e-6  # relative, of all parameters or moments: devices change the order of a sum
 LEAF_TOLERANCE = 1e-5  # of one array among them
 
 
@@ -50,7 +51,7 @@ def mesh_of(name: str) -> Any:
 
 
 class Trainer:
-    """A step and the state it begins with, on one of the meshes."""
+    """A step and the state that it begins with, on one of the meshes."""
 
     def __init__(self, family: str, mesh: str, rule: UpdateRule = PLAIN_RULE, encoder: BertConfig = BERT) -> None:
         config = make_config(FAMILIES[family] | OPTIMIZER)
@@ -66,7 +67,7 @@ class Trainer:
         return shard_batch(self.mesh, make_batch(QUERIES, GROUP, seed))
 
     def run(self, steps: int) -> list[tuple[TrainState, dict[str, float]]]:
-        """Host copies of every state, and the metrics; the step gives the old state's memory away."""
+        """Return host copies of every state, and the metrics; the step donates the memory of the old state."""
         history = []
         for seed in range(steps):
             self.state, metrics = self.step(self.state, self.batch(seed))
@@ -80,7 +81,7 @@ def host(tree: Any) -> Any:
 
 @functools.cache
 def trained(family: str, mesh: str) -> tuple[Trainer, Any, list[tuple[TrainState, dict[str, float]]]]:
-    """(trainer, its first state, what its first steps gave)."""
+    """(trainer, its first state, the results of its first steps)."""
     trainer = Trainer(family, mesh)
     first = host(trainer.state)
     return trainer, first, trainer.run(STEPS)
@@ -112,9 +113,9 @@ def test_eight_devices_equal_one(family: str, mesh: str) -> None:
             assert relative_error(tree, expected_tree) <= TOLERANCE
             assert distance(tree, expected_tree) <= LEAF_TOLERANCE
         assert int(state.step) == int(expected_state.step)
-    assert distance(history[-1][0].params, first.params) > 1e-2, "control: the parameters moved"
+    assert distance(history[-1][0].params, first.params) > 1e-2, "control: the parameters changed"
     for (_, metrics), (_, after) in itertools.pairwise(history):
-        assert abs(metrics["loss"] - after["loss"]) > 1e-3, "control: another step, another loss"
+        assert abs(metrics["loss"] - after["loss"]) > 1e-3, "control: another step has another loss"
 
 
 @pytest.mark.daily("self_contrastive")
@@ -133,19 +134,19 @@ def test_parameters_are_split_over_fsdp(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["dual_encoder", pytest.param("self_contrastive", marks=pytest.mark.exhaustive)])
 def test_in_batch_negatives_span_all_devices(family: str) -> None:
-    """The loss over eight devices is that of the whole batch, not the mean of its halves' losses."""
-    trainer, first, _ = trained(family, "4x2")  # the pair that the tests above have compiled
+    """The loss over eight devices is that of the whole batch, not the mean of the losses of its halves."""
+    trainer, first, _ = trained(family, "4x2")  # the tests above have compiled this pair
     evaluate = make_eval_step(trainer.objective, first.params)
     whole = float(evaluate(first.params, trainer.batch(0)).loss)
     one = make_objective(FAMILIES[family], mesh_of("1"))
     evaluate_one = jax.jit(lambda params, batch: one(params, batch, jax.random.key(0), train=False).loss)
     assert abs(whole - float(evaluate_one(first.params, make_batch(QUERIES, GROUP, 0)))) <= TOLERANCE * whole
     halves = [float(evaluate_one(first.params, half(make_batch(QUERIES, GROUP, 0), part))) for part in (0, 1)]
-    assert abs(whole - np.mean(halves)) > 0.05, "control: only half of the passages as negatives"
+    assert abs(whole - np.mean(halves)) > 0.05, "control: the negatives of half a batch"
 
 
 def half(batch: Batch, part: int) -> Batch:
-    """One half of a batch, as a device that sees no other would have it."""
+    """Return one half of a batch, as on a device that sees no other."""
 
     def rows(tree: Any, size: int) -> Any:
         return jax.tree.map(lambda x: x[part * size : (part + 1) * size], tree)
@@ -169,11 +170,11 @@ def test_the_first_update_has_learning_rate_zero() -> None:
     assert metrics["gradient_norm"] > 0.01
     assert int(state.step) == 1
     assert bool(state.healthy)
-    assert distance(history[1][0].params, first.params) > 1e-3, "control: the second update moves"
+    assert distance(history[1][0].params, first.params) > 1e-3, "control: the second update changes the parameters"
 
 
 def test_every_step_has_its_own_dropout_masks() -> None:
-    """The first update has rate 0, so both states have the same parameters: the step alone differs."""
+    """The first update has a learning rate of 0, so both states have the same parameters; only the step differs."""
     trainer, first, history = trained("dual_encoder", "1")
     after = history[0][0]
     losses = [
@@ -181,11 +182,11 @@ def test_every_step_has_its_own_dropout_masks() -> None:
         for state in (first, after, replace(after, step=first.step))
     ]
     assert abs(losses[1] - losses[0]) > 1e-3
-    assert losses[2] == losses[0], "control: the same step, the same masks"
+    assert losses[2] == losses[0], "control: the same step has the same masks"
 
 
 def test_queries_and_passages_have_their_own_dropout_masks() -> None:
-    """One encoder, and each passage is the text of its query, in the same row."""
+    """The encoder is shared, and each passage is the text of its query, in the same row."""
     objective = make_objective(DUAL_ENCODER | {"encoder.tied": True}, mesh_of("1"))
     batch = make_batch(QUERIES, 1)
     batch = replace(batch, passages=batch.queries)
@@ -201,7 +202,7 @@ def test_queries_and_passages_have_their_own_dropout_masks() -> None:
 def test_one_program_for_each_shape() -> None:
     trainer, _, _ = trained("dual_encoder", "8x1")
     state = jax.tree.map(lambda x: x.copy(), trainer.state)
-    assert trainer.step.count == 1, "all steps so far were one program"
+    assert trainer.step.count == 1, "all steps used one program"
     state, _ = trainer.step(state, trainer.batch(50))
     assert trainer.step.count == 1
     trainer.step(state, shard_batch(trainer.mesh, make_batch(QUERIES, 1, 50)))
@@ -209,7 +210,7 @@ def test_one_program_for_each_shape() -> None:
 
 
 def poison(state: TrainState, value: float) -> TrainState:
-    """The state with one weight that is not finite."""
+    """Return the state with one weight that is not finite."""
     params = jax.tree.map(lambda x: x.copy(), state.params)
     name = "query_encoder"
     scale = params[name]["embeddings"]["norm"]["scale"]
@@ -235,7 +236,7 @@ def test_a_nonfinite_step_changes_nothing(mesh: str, value: float) -> None:
 
 
 def test_an_update_that_is_not_finite_is_not_made() -> None:
-    """Loss and gradient are, and a moment is not."""
+    """Loss and gradient are finite, but a moment is not."""
     trainer, _, _ = trained("dual_encoder", "1")
     state = jax.tree.map(lambda x: x.copy(), trainer.state)
     moments = jax.tree.map(lambda x: x * np.inf if x.dtype == jnp.float32 else x, state.opt_state)
@@ -261,12 +262,12 @@ def test_an_unhealthy_state_stays_unchanged() -> None:
         np.testing.assert_array_equal(kept, was)
     control, _ = trainer.step(jax.tree.map(lambda x: x.copy(), trainer.state), trainer.batch(0))
     assert int(control.step) == STEPS + 1
-    assert distance(host(control.params), before.params) > 1e-4, "control: a healthy state moves"
+    assert distance(host(control.params), before.params) > 1e-4, "control: a finite state is updated"
 
 
 @pytest.mark.slow
 def test_a_skipped_step_changes_only_the_count() -> None:
-    """Twice; the third time the state is no longer healthy and stays as it is."""
+    """Two steps are skipped; in the third, the state is no longer healthy and does not change."""
     trainer = Trainer("dual_encoder", "1", UpdateRule(ema=0.5, skip_nonfinite=2))
     trainer.run(2)
     state = poison(trainer.state, np.inf)
@@ -295,7 +296,7 @@ def test_finite_steps_are_not_affected_by_the_rule() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
 def test_the_moving_average(mesh: str) -> None:
-    """By the formula, in float64, from the first weights on; it has no part in training."""
+    """It follows the formula in float64 from the first weights on, and has no effect on training."""
     trainer = Trainer("dual_encoder", mesh, UpdateRule(ema=0.7))
     first, history = host(trainer.state), trainer.run(STEPS)
     jax.tree.map(np.testing.assert_array_equal, first.ema, first.params)
@@ -322,7 +323,7 @@ def test_the_moving_average_equals_torch() -> None:
     model = torch.nn.Linear(1, 1, bias=False)
     model.weight.data = torch.tensor(weights)
     averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.7))
-    averaged.update_parameters(model)  # the first one copies
+    averaged.update_parameters(model)  # the first call copies
     for state, _ in trainer.run(STEPS):
         model.weight.data = torch.tensor(state.params["query_encoder"]["layers"]["intermediate"]["kernel"])
         averaged.update_parameters(model)
@@ -331,7 +332,7 @@ def test_the_moving_average_equals_torch() -> None:
 
 
 COUNT = 3
-ONE_LAYER = replace(WITHOUT_DROPOUT, num_layers=1)  # compiles in a third of the time
+ONE_LAYER = replace(WITHOUT_DROPOUT, num_layers=1)  # its program compiles in a third of the time
 
 
 def stacked(*seeds: int) -> Batch:
@@ -340,8 +341,8 @@ def stacked(*seeds: int) -> Batch:
 
 @functools.cache
 def gradient_program(mesh: str, family: str, count: int) -> tuple[RetrievalObjective, Any, Any]:
-    """(objective, parameters, compiled loss and gradients) of several batches, those of the tied family in chunks where
-    the mesh allows it."""
+    """(objective, parameters, compiled loss and gradients) of several batches. The tied family uses chunks, if there
+    are several batches."""
     chunk_size = QUERIES // 2 if count > 1 and family == "self_contrastive" else 0
     objective, key = make_objective(FAMILIES[family], mesh_of(mesh), chunk_size=chunk_size), jax.random.key(9)
     program = jax.jit(lambda p, b, n: loss_and_gradients(objective, p, b, key, n, count))
@@ -370,7 +371,7 @@ def separately(family: str) -> tuple[Any, Any]:
     ],
 )
 def test_an_accumulated_gradient_equals_the_mean_of_its_batches(family: str, mesh: str) -> None:
-    """With dropout, whose masks are those of each batch as a step of its own."""
+    """With dropout: each batch has the masks of a separate step."""
     terms, gradients = gradients_of(mesh, family, stacked(0, 1, 2), 2, COUNT)
     expected_terms, expected = separately(family)
     assert float(terms.loss) == pytest.approx(float(expected_terms.loss), rel=TOLERANCE)
@@ -380,12 +381,12 @@ def test_an_accumulated_gradient_equals_the_mean_of_its_batches(family: str, mes
     if (family, mesh) == ("dual_encoder", "1"):
         for other, step in ((stacked(0, 1, 1), 2), (stacked(0, 1, 2), 3)):
             _, control = gradients_of(mesh, family, other, step, COUNT)
-            assert relative_error(control, expected) > 1e-2, "control: another batch, other masks"
+            assert relative_error(control, expected) > 1e-2, "control: other batches and masks"
 
 
 @pytest.mark.exhaustive
 def test_accumulated_batches_share_no_negatives() -> None:
-    """One batch of all their queries has another loss."""
+    """A single batch of all their queries has another loss."""
     objective = make_objective(DUAL_ENCODER, mesh_of("1"), WITHOUT_DROPOUT)
     params, key = make_params(objective.model), jax.random.key(0)
     loss = jax.jit(lambda batch: objective(params, batch, key).loss)
@@ -401,7 +402,7 @@ def test_accumulated_batches_share_no_negatives() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["8x1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
 def test_gradients_of_several_batches_are_sent_once(mesh: str) -> None:
-    """A batch more moves the vectors of its passages and their gradients, and no parameter's."""
+    """Another batch adds collectives of its passages' vectors and their gradients, but none of parameters."""
     moved = []
     for count in (2, 4):
         trainer = Trainer("dual_encoder", mesh, UpdateRule(accumulate=count), ONE_LAYER)
@@ -415,7 +416,7 @@ def test_gradients_of_several_batches_are_sent_once(mesh: str) -> None:
 
 
 def test_evaluation_has_no_dropout_and_pools_as_at_inference() -> None:
-    """Self-contrastive: at inference a passage has its first vector alone, so its local loss is 0."""
+    """Self-contrastive: in evaluation, a passage has only its first vector, so its local loss is 0."""
     trainer, first, history = trained("self_contrastive", "1")
     evaluate = make_eval_step(trainer.objective, first.params)
     one, again = (evaluate(first.params, trainer.batch(0)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Distillation within the batch: the loss by hand, on devices and in chunks, and the run of a student."""
+"""Distillation within the batch: the loss against numpy, on several devices and in chunks, and the run of a student."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 @pytest.mark.table
 @pytest.mark.parametrize("scaled", [False, True])
 def test_loss_and_gradient_by_hand(scaled: bool) -> None:
-    """In float64. The gradient of KL(p || softmax(s / tau)) is (q - p) / tau; known positives have theirs too."""
+    """In float64. The gradient of KL(p || softmax(s / tau)) is (q - p) / tau; known positives have a gradient, too."""
     generator = np.random.default_rng(0)
     batch, settings = tiny.make_batch(4, GROUP), dataclasses.replace(SETTINGS, scaled=scaled)
     positives = np.append(np.asarray(batch.positives)[:3], -1)  # the last row is empty
     exists = np.asarray(batch.passage_ids) >= 0
     scores, teacher = (generator.standard_normal((4, len(exists))) * 4 for _ in range(2))
-    teacher[:, ~exists] = MASKED_SCORE  # as of a vector that does not exist
+    teacher[:, ~exists] = MASKED_SCORE  # the score of a missing vector
     value, gradient = [], np.zeros_like(scores)
     for i in range(3):
         p, q = softmax(teacher[i, exists] / 2.0), softmax(scores[i, exists] / 3.0)
@@ -81,7 +81,7 @@ def test_loss_and_gradient_by_hand(scaled: bool) -> None:
     assert float(term) == pytest.approx(factor * np.mean(value), rel=1e-5)
     assert float(total) == pytest.approx(0.5 * factor * np.mean(value), rel=1e-5)
     np.testing.assert_allclose(actual[..., 0], 0.5 * factor * gradient, atol=1e-6)
-    assert not competing_passages(batch)[0, batch.positives[1]], "a known positive of query 0"
+    assert not competing_passages(batch)[0, batch.positives[1]], "the passage is a known positive of query 0"
     assert abs(gradient[0, batch.positives[1]]) > 1e-4
 
 
@@ -93,7 +93,7 @@ def objective_on(student: str, devices: int = 1, chunk_size: int = 0, fsdp: int 
 
 
 def computed(student: str, batch: Batch, seed: int = 7, **how: int) -> tuple[Any, Any]:
-    """Terms and gradients of a batch, with a teacher whose parameters are drawn by `seed`."""
+    """Terms and gradients of a batch, with a teacher whose parameters are drawn with `seed`."""
     objective = objective_on(student, **how)
     assert objective.teacher is not None
     models = objective.model, objective.teacher.model
@@ -126,7 +126,7 @@ def vectors(objective: RetrievalObjective, seed: int, batch: Batch) -> tuple[lis
 
 @pytest.mark.slow
 def test_scores_of_student_and_teacher_by_hand(alone: dict[str, tuple[Any, Any]]) -> None:
-    """Of all passages of the batch: the student's dot products, and the teacher's late interaction."""
+    """The scores of all passages of the batch: the student's dot products, and the teacher's late interaction."""
     batch, objective = tiny.make_batch(QUERIES, GROUP), objective_on("dual encoder")
     assert objective.teacher is not None
     (q, d), (tq, td) = vectors(objective, 0, batch), vectors(objective.teacher, 7, batch)
@@ -174,7 +174,7 @@ def test_control_another_teacher_gives_another_gradient(alone: dict[str, tuple[A
 
 @pytest.mark.slow
 def test_a_nonfinite_teacher_is_named_by_its_term() -> None:
-    """Found by computing the step again, for which the teacher's parameters are arguments."""
+    """The step is computed again, with the teacher's parameters as arguments."""
     objective = objective_on("dual encoder")
     assert objective.teacher is not None
     params, teacher = tiny.make_params(objective.model), tiny.make_params(objective.teacher.model, 7)
@@ -188,7 +188,7 @@ def test_a_nonfinite_teacher_is_named_by_its_term() -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds encoder/, data/, and teacher/: a run of late interaction."""
+    """A folder with encoder/, data/, and teacher/: a run of late interaction."""
     folder = tmp_path_factory.mktemp("teacher")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
@@ -213,20 +213,21 @@ def student_config(root: Path, **overrides: Any) -> ConfigDict:
 
 @pytest.fixture(scope="module")
 def whole(root: Path) -> Path:
-    """The run of a student, which nothing interrupted."""
+    """The run of a student without interruptions."""
     train(student_config(root), root / "student", progress=False)
     return root / "student"
 
 
 def kl_losses(folder: Path) -> list[float]:
-    """The in-batch term of every step."""
+    """The in-batch distillation loss of every step."""
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line["in_batch_kl_loss"] for line in steps if "in_batch_kl_loss" in line]
 
 
 @pytest.mark.exhaustive
 def test_a_student_moves_towards_its_teacher(root: Path, tmp_path: Path) -> None:
-    """And one that learns by contrast alone, from the same batches, does not: its term has hardly a weight."""
+    """A student with the same batches that learns only by contrast does not: its distillation term has nearly no
+    weight."""
     longer = {"train__steps": 40, "train__checkpoint_every": 40, "data__dev": ""}
     longer |= {"optimizer__learning_rate": 3e-3, "optimizer__warmup_fraction": 0.0}
     train(student_config(root, **longer), tmp_path / "taught", progress=False)
@@ -246,7 +247,7 @@ def saved_leaves(path: Path) -> list[str]:
 def test_a_student_run_resumes_without_teacher_in_checkpoints(
     whole: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its checkpoints hold nothing of the teacher, which data.json names; interrupted, it ends with the same bytes."""
+    """Checkpoints hold nothing of the teacher, which data.json names. An interrupted run ends with the same bytes."""
     config, record = student_config(root), read_json(whole / "data.json")
     assert record["teacher"] == open_run(root / "teacher").checkpoint
     assert set(trained_on(record, whole_sets=False)) == {"train", "dev"}
@@ -261,14 +262,14 @@ def test_a_student_run_resumes_without_teacher_in_checkpoints(
     assert (result.resumed_from, result.step) == (3, 6)
     assert final_state(tmp_path / "run", config) == final_state(whole, config)
     assert read_json(tmp_path / "run" / "data.json") == record
-    open_run(whole)  # needs no teacher
+    open_run(whole)  # this needs no teacher
 
 
 @pytest.mark.slow
 def test_a_resumed_run_needs_the_same_teacher(
     whole: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which another checkpoint under the same path is not."""
+    """Another checkpoint under the same path is refused."""
     shutil.copytree(whole, tmp_path / "run")
 
     def opened(*arguments: Any, **options: Any) -> Any:
@@ -295,7 +296,7 @@ def test_a_resumed_run_needs_the_same_teacher(
     ],
 )
 def test_invalid_teachers_are_errors(overrides: dict[str, Any], message: str, root: Path, tmp_path: Path) -> None:
-    """Before a folder is made."""
+    """The error comes before a folder is created."""
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(student_config(root, **overrides), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "config.json").exists()
@@ -309,7 +310,7 @@ def test_a_reranker_cannot_have_an_in_batch_teacher(root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_teacher_that_reads_packed_texts_differently_is_refused(root: Path, tmp_path: Path) -> None:
-    """MVR puts viewers before a passage."""
+    """MVR puts viewer tokens before a passage."""
     viewers = {"head__name": "mvr", "head__mvr__count": 3, "head__mvr__first_id": -1}
     train(tiny_config(root / "encoder", root / "data", train__steps=0, **viewers), tmp_path / "mvr", progress=False)
     config = student_config(root, train__teacher=str(tmp_path / "mvr"), tokens__packing=True)
@@ -325,7 +326,7 @@ def test_a_teacher_that_reads_packed_texts_differently_is_refused(root: Path, tm
 
 @pytest.mark.slow
 def test_a_plan_counts_the_teacher(root: Path) -> None:
-    """And the products of its forward pass; a checkpoint has neither."""
+    """The plan includes the products of its forward pass; the checkpoint does not include the teacher."""
     config = student_config(root)
     plain = student_config(root, train__teacher="", loss__in_batch_kl__weight=0.0, loss__contrastive_weight=1.0)
     shapes = programs.longest_batch(config, programs.retriever_of(config, root / "encoder"))

@@ -1,4 +1,4 @@
-"""mesh.tensor: devices share the products of each layer of a language model. Eight devices equal one."""
+"""mesh.tensor: devices share the products of each layer of a language model. Eight devices give the results of one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARED_KEYS = dataclasses.replace(GEMMA, num_heads=4, num_kv_heads=2)
 
 
 def write_divisible_model(folder: Path) -> Path:
-    """A language model whose heads and inner size two devices can share."""
+    """A language model whose number of heads and inner size can be divided by two."""
     write_language_model(folder)
     shapes = dataclasses.replace(QWEN, vocab_size=99, max_positions=40, mlp_bias=False)
     save_pretrained(folder, shapes, make_params(make_retriever(LAST, shapes))["encoder"])
@@ -68,7 +68,7 @@ def gradient(settings: dict[str, Any], mesh: Any, encoder: Any, chunk_size: int 
 def test_value_and_gradients_equal_those_of_one_device(
     settings: dict[str, Any], encoder: Any, fsdp: int, chunk_size: int
 ) -> None:
-    """Of every parameter: kernels, biases, norms of heads, tables."""
+    """The gradients of every parameter: kernels, biases, norms of heads, tables."""
     one = gradient(LAST | settings, make_mesh(1, jax.devices()[:1]), encoder, chunk_size)
     many = gradient(LAST | settings, make_mesh(fsdp, tensor=2), encoder, chunk_size)
     assert many[0] == pytest.approx(one[0], rel=1e-6)
@@ -116,7 +116,7 @@ def test_steps_of_adapters_equal_those_of_one_device(settings: dict[str, Any]) -
 def test_a_run_stops_and_resumes_as_without_the_axis(
     more: dict[str, Any], first: dict[str, int], tmp_path: Path
 ) -> None:
-    """With validation, from a checkpoint of another mesh; the vectors of the run follow."""
+    """With validation, and from a checkpoint of another mesh; the vectors of the run are the same, too."""
     encoder, data = write_divisible_model(tmp_path / "encoder"), write_data(tmp_path / "data")
     more = {**more, "head__token": "last", "optimizer__decay": "none", "train__batch_size": 16}
     alone, shared = tmp_path / "alone", tmp_path / "shared"
@@ -152,7 +152,9 @@ def test_parameters_follow_their_kernels() -> None:
 
 def test_meshes_with_a_tensor_axis() -> None:
     assert dict(make_mesh(2, tensor=2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
-    assert dict(make_mesh(0, tensor=4).shape) == {"data": 1, "fsdp": 2, "tensor": 4}, "0: all that are left"
+    assert dict(make_mesh(0, tensor=4).shape) == {"data": 1, "fsdp": 2, "tensor": 4}, (
+        "0 stands for all remaining devices"
+    )
     assert row_parts(make_mesh(2, tensor=2)) == 4
     with pytest.raises(ValueError, match=r"mesh.tensor .*3; .*devices, 8"):
         make_mesh(tensor=3)

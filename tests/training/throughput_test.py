@@ -1,4 +1,4 @@
-"""Throughput in a run's log: tokens by their masks, FLOPs by the trace, and a clock that the tests set."""
+"""Throughput in a run's log: tokens counted by masks, FLOPs by the trace, and a clock that the tests set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.training.step_test import Trainer, stacked
 
 
 def test_rates_cover_the_time_since_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count(0.0, 2.0)  # two seconds between any two looks
+    clock = itertools.count(0.0, 2.0)  # two seconds between any two readings
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
     batch = make_batch(8, 2)
     real = int(batch.queries.mask.sum() + batch.passages.mask.sum())
@@ -53,7 +53,7 @@ def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
 
 @pytest.mark.exhaustive
 def test_flops_are_counted_once_per_shape_without_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all devices; twice as many in two batches; those that are computed again do not count."""
+    """The count is that of all devices, twice as many for two batches, and does not include recomputation."""
     monkeypatch.setitem(chips.DEVICE_KINDS, "cpu", "h100")
     counted: list[Any] = []
 
@@ -90,7 +90,7 @@ def test_flops_are_counted_once_per_shape_without_compilation(monkeypatch: pytes
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["flash", pytest.param("cudnn", marks=pytest.mark.exhaustive)])
 def test_attention_kernels_do_not_change_the_count(attention: str) -> None:
-    """Neither the products that it computes again count, nor is one that it does not show left out."""
+    """Products that a kernel recomputes do not count, and its hidden products do."""
     overrides = DUAL_ENCODER | {"encoder.dtype": "bfloat16", "encoder.attention_dropout": 0.0}
     mesh, optimizer = make_mesh(devices=jax.devices()[:1]), optax.sgd(0.1)
 

@@ -1,4 +1,4 @@
-"""A checkpoint has the averaged weights, and those that training goes on with."""
+"""A checkpoint has the averaged weights, and the weights from which training continues."""
 
 from __future__ import annotations
 

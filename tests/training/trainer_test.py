@@ -1,4 +1,4 @@
-"""The batches of each step, and when a run validates and saves: a trainer whose steps compute nothing."""
+"""The batches of each step, and the steps at which a run validates and saves: a trainer whose steps compute nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOTAL, EVERY = 7, 3
 
 @struct.dataclass
 class Numbers:
-    """A batch that is its number, or several, a row each."""
+    """A batch that consists of its number, or of several numbers, one per row."""
 
     numbers: Any
 
@@ -40,7 +40,7 @@ class Numbers:
 
 
 class Recorded:
-    """A trainer that notes the batches of its steps, and the steps that are saved and validated."""
+    """A trainer that records the batches of its steps, and the steps that are saved and validated."""
 
     def __init__(self, folder: Path, accumulate: int = 1, stop_in: int = -1, skipped: int | None = None) -> None:
         self.batches: list[list[int]] = []  # numbers of the batches of each step
@@ -58,7 +58,7 @@ class Recorded:
         meter = SimpleNamespace(restart=lambda: None, add=lambda batch, tokens: None, read=dict)
         length = RunLength(TOTAL, EVERY, epochs_per_batch=0.1, first=0, planned_steps=TOTAL)
         optimization = Optimization(length, optax.identity(), lambda step: 100.0 - step)
-        self.trainer = object.__new__(Trainer)  # types of fields are checked, and these are stand-ins
+        self.trainer = object.__new__(Trainer)  # the constructor would check types of fields, and these are stand-ins
         vars(self.trainer).update(job=job, optimization=optimization, data=SimpleNamespace(pad_id=0), plan=plan)
         vars(self.trainer).update(train_step=self.step, recorder=recorder, meter=meter)
 
@@ -83,7 +83,7 @@ def test_every_step_has_batches_of_its_own(accumulate: int, first: list[int], la
     assert [number for step in whole.batches for number in step] == list(range(TOTAL * accumulate))
     resumed = Recorded(tmp_path, accumulate)
     assert resumed.run(start=3) == TOTAL
-    assert resumed.batches == whole.batches[3:], "a restart goes on with the data"
+    assert resumed.batches == whole.batches[3:], "a restart continues with the next data"
 
 
 def test_checkpoints_are_saved_and_validated_where_they_are_due(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_checkpoints_are_saved_and_validated_where_they_are_due(tmp_path: Path) 
 
 @pytest.mark.parametrize(("step", "validated"), [(4, False), (6, True)])
 def test_sigterm_saves_the_step_and_validates_only_what_is_due(step: int, validated: bool, tmp_path: Path) -> None:
-    """Another validation would take time, and could change the best checkpoint."""
+    """A validation that is not due would take time, and could change the best checkpoint."""
     trainer = Recorded(tmp_path, stop_in=step)
     assert trainer.run() == step
     assert trainer.saves == [(3, True), (step, validated)]

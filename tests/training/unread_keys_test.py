@@ -1,5 +1,5 @@
-"""A key that its task does not read is refused. A run of each task that notes what it reads proves the table READ: in
-tests/configs/config_test.py (retrieval), tasks/reranking_test.py, pretraining/run_test.py."""
+"""A key that its task does not read is refused. The table READ is verified by a run of each task that records which
+keys are read: in tests/configs/config_test.py (retrieval), tasks/reranking_test.py, pretraining/run_test.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = flatten(get_config().to_dict())
 
 
 def other(key: str) -> Any:
-    """A value that differs from the key's default."""
+    """Return a value that differs from the key's default."""
     value = KEYS[key]
     if isinstance(value, list):
         return ("x",) if key in ("encoder.ignore", "lora.targets", "train.trackers") else (1,)
@@ -40,7 +40,8 @@ def other(key: str) -> Any:
 
 
 def refusal(task: str, key: str) -> str:
-    """The message for a config with another value of the key; empty: none, or one about the value."""
+    """Return the refusal of a config with another value of the key; empty if there is none, or if the error is about
+    the value."""
     config = make_config({"task": task, "data.train": "somewhere", "encoder.recompute": "cheap"})
     config.update_from_flattened_dict({key: other(key)})
     try:

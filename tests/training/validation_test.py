@@ -1,4 +1,4 @@
-"""Validation against plain numpy: the in-batch loss, retrieval from the pool, and what the pool is."""
+"""Validation against numpy: the in-batch loss, retrieval from the pool, and the passages of the pool."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def validation(run: Run) -> RetrievalValidation:
 
 
 def vectors(run: Run, validation: RetrievalValidation) -> tuple[np.ndarray, np.ndarray]:
-    """Queries [E,D] and pool [P,D] in float64."""
+    """Vectors of queries [E,D] and of the pool [P,D], in float64."""
     embedder = run.embedder()
     collection = validation.collection
     queries, pool = embedder(collection.queries, "query"), embedder(collection.passages, "passage")
@@ -82,7 +82,7 @@ def test_retrieval_from_the_pool(run: Run, validation: RetrievalValidation) -> N
 
 @pytest.mark.slow
 def test_in_batch_loss(run: Run, validation: RetrievalValidation) -> None:
-    """The last batch is not full: its empty rows count for nothing. A known positive is not a negative."""
+    """The last batch is not full: its empty rows do not count. A known positive is not a negative."""
     dev, plan = validation.dev, validation.plan
     queries, pool = vectors(run, validation)
     pool = run.embedder()(dev.passages, "passage").stacked()[:, 0].astype(np.float64)
@@ -98,7 +98,7 @@ def test_in_batch_loss(run: Run, validation: RetrievalValidation) -> None:
     metrics = validation(run.params)
     assert metrics["nll"] == pytest.approx(np.mean(losses), abs=1e-5)
     assert metrics["average_rank"] == pytest.approx(np.mean(ranks), abs=1e-6)
-    assert len(dev) % plan.batch_size, "control: there is a batch that is not full"
+    assert len(dev) % plan.batch_size, "control: one batch is not full"
 
 
 def test_the_pool(run: Run, validation: RetrievalValidation) -> None:
@@ -143,7 +143,7 @@ def passages_only(*rows: list[int]) -> TrainingSet:
 
 
 def test_the_pool_has_no_duplicates() -> None:
-    """A copy of the positive, under another id, would be found in its place."""
+    """A copy of the positive, under another id, would be ranked instead of it."""
     dev, train = passages_only([7], [8, 5]), passages_only([7], [4], [8, 5], [4], [6], [8])
     pool, places = make_passage_pool(dev, train, 20, seed=0)
     assert sorted(row.tolist() for row in pool) == [[4], [6], [7], [8], [8, 5]]
@@ -154,7 +154,8 @@ def test_the_pool_has_no_duplicates() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 40, 2000, 9000])
 def test_the_pool_is_filled_with_passages_in_the_order_of_the_draw(size: int) -> None:
-    """A loop over all of them finds the same, across the blocks that are drawn at a time: most are copies."""
+    """A loop over all passages gives the same pool, although passages are drawn in blocks and most of them are
+    copies."""
     rng = np.random.default_rng(7)
     dev = passages_only([7], [7], [1, 2])
     train = passages_only(*([int(rng.integers(60))] * int(rng.integers(1, 60)) for _ in range(5000)))
@@ -168,7 +169,7 @@ def test_the_pool_is_filled_with_passages_in_the_order_of_the_draw(size: int) ->
 
 
 def test_a_pool_of_all_passages_is_made_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About twice its tokens, and no Python object for each."""
+    """It needs about twice the memory of its tokens, and no Python object per passage."""
     monkeypatch.setattr(data_warnings, "_BLOCK_ROWS", 500)  # several blocks
     rows, length = 20_000, 60
     tokens = np.random.default_rng(0).integers(5, 30_000, (rows, length), np.int32)
@@ -185,7 +186,7 @@ def test_a_pool_of_all_passages_is_made_in_little_memory(monkeypatch: pytest.Mon
 
 
 def test_values_are_told_apart_by_what_they_are_measured_on(validation: RetrievalValidation) -> None:
-    """The batch size decides on metrics inside a batch, passages and judgements on retrieval."""
+    """The batch size changes metrics within a batch; passages and judgements change retrieval."""
     collection, plan = validation.collection, replace(validation.plan, batch_size=3)
     first, *others = collection.judgements
     changed = {
@@ -200,7 +201,7 @@ def test_values_are_told_apart_by_what_they_are_measured_on(validation: Retrieva
 
 
 def test_equal_scores_are_ordered_by_row(validation: RetrievalValidation) -> None:
-    """The lower row, whatever the batch that it was in: all texts are equal, and long ones are encoded first."""
+    """The lower row is first, whichever batch it was in: all texts are equal, and long ones are encoded first."""
     params = jax.tree.map(jnp.zeros_like, validation.ranker.embedder.params)
     pool = Ragged.from_lists([[2] + [9] * (n % 5) + [3] for n in range(150)])
     rankings = validation.ranker(params, validation.dev.queries, pool)
@@ -210,7 +211,7 @@ def test_equal_scores_are_ordered_by_row(validation: RetrievalValidation) -> Non
 
 
 def test_a_score_that_is_not_finite_is_an_error(validation: RetrievalValidation) -> None:
-    """It would otherwise take the place of another passage."""
+    """It would otherwise displace another passage."""
     ranker = validation.ranker
     pool = Ragged.from_lists([[2, 9, 3]] * 49 + [[2, 98, 3]])
     table = ranker.embedder.params["encoder"]["embeddings"]["word"]["embedding"].at[98].set(np.nan)
@@ -242,7 +243,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     [pytest.param(name, marks=[] if name == "dual_encoder" else pytest.mark.exhaustive) for name in FAMILIES],
 )
 def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> None:
-    """The whole folder, on eight devices with split parameters: rankings and measures of encode.py and search.py."""
+    """Over the whole folder, on eight devices with split parameters: rankings and measures equal those of encode.py and
+    search.py."""
     data = write_data(tmp_path / "data", train=30, dev=11)
     overrides: dict[str, Any] = {"encoder__tied": False, "mesh__fsdp": 2, **FAMILIES[family]}
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), data, **overrides)
@@ -287,7 +289,7 @@ def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> 
 
 
 def test_judgements_beside_dev_records_without_query_ids(run: Run, tmp_path: Path) -> None:
-    """The number of a record is no id of the judgements, though one there is the same."""
+    """The number of a record is not an id of the judgements, even if one of them is equal to it."""
     passages = [Passage(f"d{number}", f"silver stone {number}") for number in range(5)]
     queries = [Query("0", "music light"), Query("7", "silver stone")]
     write_beir(tmp_path, passages, queries, {"dev": [Judgement("0", "d1", 1), Judgement("7", "d3", 1)]})
@@ -304,7 +306,7 @@ def test_judgements_beside_dev_records_without_query_ids(run: Run, tmp_path: Pat
     changed = load_validation_corpus(config, dev, run.tokenizer, False, lambda _: None)
     assert changed is not None
     assert {name for name in changed.record if changed.record[name] != corpus.record[name]} == {"queries"}
-    assert changed.digest != corpus.digest, "their values are not compared"
+    assert changed.digest != corpus.digest, "values over the two corpora are not compared"
 
 
 def test_the_record_of_a_corpus_has_digests_of_passages_and_grades(run: Run, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ SHAPES = [(3, 4), (5, 2), (5, 2)]  # tokens and heads of query, key and value
 
 
 class Factors(Dropout):
-    """A dropout that multiplies the weights of each key by a factor that the test knows."""
+    """A dropout that multiplies the weights of each key by a factor that the test chooses."""
 
     factors: tuple[float, ...] = (1.0,)
 
@@ -45,7 +45,7 @@ def test_the_softmax_is_float32_also_with_bfloat16() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_weights_are_dropped_after_the_softmax(training: bool) -> None:
-    """Those that remain keep their share of the whole sum; the heads of a key may be several. float64 is the oracle."""
+    """The remaining weights keep their share of the whole sum; several heads may share a key. The oracle is float64."""
     random = np.random.default_rng(0)
     query, key, value = (random.standard_normal((2, n, heads, 4)).astype(np.float32) for n, heads in SHAPES)
     keep = np.array([1.0, 0.0, 2.0, 1.0, 0.0], np.float32)
@@ -64,8 +64,8 @@ def test_weights_are_dropped_after_the_softmax(training: bool) -> None:
 
 
 def test_bfloat16_loses_no_more_where_the_division_comes_last() -> None:
-    """Outside of training, weights are rounded before they are divided by their sum: errors from float64, root mean
-    squares over 512 queries."""
+    """Outside of training, weights are rounded before they are divided by their sum. Errors are root mean squares
+    against float64, over 512 queries."""
     random = np.random.default_rng(0)
     arrays = [jnp.asarray(random.standard_normal((4, 128, 4, 32)), jnp.bfloat16) for _ in range(3)]
     query, key, value = (np.asarray(x, np.float64) for x in arrays)
@@ -82,7 +82,8 @@ def test_bfloat16_loses_no_more_where_the_division_comes_last() -> None:
 
 
 def test_the_derivative_of_erf_inside_shard_map() -> None:
-    """Equal to its formula, on one device and on eight; jax 0.12's own raises there (docs/upstream.md)."""
+    """It equals its formula, on one device and on eight; jax 0.12's own erf raises an error there
+    (docs/upstream.md)."""
     x = jnp.linspace(-4, 4, 64)
     split = jax.jit(
         jax.shard_map(jax.grad(lambda x: gelu(x).sum()), mesh=make_mesh(), in_specs=P("data"), out_specs=P("data"))

@@ -25,7 +25,7 @@ from jaxret.types import HiddenStates, Tokens
 GOLDENS = Path(__file__).parents[2] / "goldens"
 TINY = ("tiny_bert", "tiny_distilbert", "tiny_bert_mlm", "tiny_distilbert_mlm", "tiny_roberta", "tiny_xlm_roberta")
 IGNORE = ("pooler", "cls", "vocab_", "lm_head")
-TINY_TOLERANCE = 1e-5  # also of one float32 program against another compiled otherwise
+TINY_TOLERANCE = 1e-5  # also between two float32 programs that were compiled differently
 BASE_TOLERANCE = 5e-5
 ALL = Selection()
 
@@ -92,7 +92,7 @@ def test_control_token_type_one_is_not_equal() -> None:
 
 
 def minilm_kept(config: Any, params: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Ours and torch's [CLS], token 1, last real token and masked mean of every layer, [7,6,4,384]."""
+    """Our and torch's [CLS], token 1, last real token and masked mean of every layer, [7,6,4,384]."""
     with np.load(GOLDENS / "minilm" / "hidden_states.npz", allow_pickle=False) as file:
         ids, mask, expected = file["ids"], file["mask"], file["kept"]
     tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
@@ -114,7 +114,7 @@ def test_minilm_equals_torch_and_flax_norm_epsilon_does_not(minilm_dir: Path) ->
 def test_more_padding_changes_nothing() -> None:
     config, params, tokens, _ = load("tiny_bert")
     extra = ((0, 0), (0, 9))
-    ids = jnp.pad(tokens.ids, extra, constant_values=7)  # what stands under the mask must not matter either
+    ids = jnp.pad(tokens.ids, extra, constant_values=7)  # ids of padding must not matter
     wide = encode(config, params, Tokens(ids, jnp.pad(tokens.mask, extra))).states
     narrow = encode(config, params, tokens).states
     length = tokens.ids.shape[1]
@@ -159,7 +159,7 @@ def test_keep_mean_is_the_mean_of_the_real_positions() -> None:
     assert mean.states.shape == (config.num_layers + 1, len(mask), 1, config.hidden_size)
     assert mean.mask.all()
     np.testing.assert_allclose(mean.states[:, :, 0], by_hand, atol=TINY_TOLERANCE, rtol=0)
-    assert np.abs(by_hand - expected.mean(axis=2)).max() > TINY_TOLERANCE  # control: padding counted in
+    assert np.abs(by_hand - expected.mean(axis=2)).max() > TINY_TOLERANCE  # control: a mean that includes padding
 
 
 @pytest.mark.parametrize("selection", [ALL, Selection(3), Selection(0, mean=True)])
@@ -207,12 +207,12 @@ def test_recomputation_gives_the_same_values_and_gradients(policy: str, most: fl
         np.testing.assert_allclose(leaf, expected, rtol=0, atol=TINY_TOLERANCE * scale)
 
     def held(policy: str) -> int:
-        """Bytes, of a batch that is larger than the model."""
+        """Return the bytes of temporary arrays, for a batch that is larger than the model."""
         tokens = jax.tree.map(lambda x: jnp.tile(x, (32, 1)), load("tiny_bert")[2])
         gradient = jax.jit(jax.grad(functools.partial(loss, policy=policy, tokens=tokens)))
         return gradient.lower(params).compile().memory_analysis().temp_size_in_bytes  # type: ignore[union-attr]
 
-    assert held(policy) < most * held("none")  # control: the option does something
+    assert held(policy) < most * held("none")  # control: the option has an effect
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -361,12 +361,13 @@ def with_tensors(folder: Path, name: str, more: dict[str, np.ndarray]) -> Path:
 
 
 def test_extra_tensors_of_condenser_and_retromae_are_ignored(tmp_path: Path) -> None:
-    """Their own layers over BERT: Condenser's head, RetroMAE's decoder. An unknown one is still an error."""
-    beside: dict[str, np.ndarray] = {"c_head.0.attention.self.query.weight": np.zeros((32, 32), np.float32)}
-    beside |= {"decoder_embeddings.weight": np.zeros(4, np.float32), "decoder.bias": np.zeros(4, np.float32)}
+    """Condenser and RetroMAE store layers of their own with BERT: a head, a decoder. An unknown tensor is still an
+    error."""
+    extra: dict[str, np.ndarray] = {"c_head.0.attention.self.query.weight": np.zeros((32, 32), np.float32)}
+    extra |= {"decoder_embeddings.weight": np.zeros(4, np.float32), "decoder.bias": np.zeros(4, np.float32)}
     ignore = base.get_config().encoder.ignore
     _, expected = load_pretrained(GOLDENS / "tiny_bert_mlm", ignore)
-    _, loaded = load_pretrained(with_tensors(tmp_path / "known", "tiny_bert_mlm", beside), ignore)
+    _, loaded = load_pretrained(with_tensors(tmp_path / "known", "tiny_bert_mlm", extra), ignore)
     jax.tree.map(np.testing.assert_array_equal, loaded, expected)
     other = with_tensors(tmp_path / "other", "tiny_bert_mlm", {"adapter.weight": np.zeros(4, np.float32)})
     with pytest.raises(ValueError, match=r"unused adapter\.weight"):
@@ -374,7 +375,7 @@ def test_extra_tensors_of_condenser_and_retromae_are_ignored(tmp_path: Path) -> 
 
 
 def test_an_output_matrix_that_is_not_the_word_table_is_an_error(tmp_path: Path) -> None:
-    """The MLM head here multiplies with the word table; a file in which they differ means something else."""
+    """Our MLM head multiplies with the word table, so a file in which the two matrices differ is another model."""
     words = load_file(GOLDENS / "tiny_bert_mlm" / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
     name = "cls.predictions.decoder.weight"
     config = with_head("tiny_bert_mlm")

@@ -32,7 +32,7 @@ TOLERANCE = 1e-5  # of the largest number of a layer: the residual stream grows
 
 @functools.cache
 def load(kind: str) -> tuple[DecoderConfig, Any, Tokens, np.ndarray]:
-    """Config, parameters, input and torch's states [L+1,B,T,H]."""
+    """A golden model: config, parameters, input and torch's states [L+1,B,T,H]."""
     folder = GOLDENS / f"tiny_{kind}"
     config, params = load_pretrained(folder)
     assert isinstance(config, DecoderConfig)
@@ -52,7 +52,7 @@ def encode(
 
 
 def distance(states: Any, expected: np.ndarray, mask: Any) -> float:
-    """Of all layers, the largest difference at real positions over the layer's largest expected number."""
+    """The largest difference of any layer at real positions, relative to the layer's largest expected number."""
     actual, real = np.asarray(states), np.asarray(mask)
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
@@ -103,7 +103,7 @@ def test_control_other_constants_are_not_equal(kind: str, change: dict[str, Any]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_on_the_left_and_packed_rows(kind: str) -> None:
-    """A text has the same states wherever it lies: rotary positions are relative."""
+    """A text has the same states wherever it lies in its row: rotary positions are relative."""
     config, params, tokens, expected = load(kind)
     mask = np.asarray(tokens.mask)
     lengths = mask.sum(axis=1)
@@ -130,7 +130,7 @@ def test_bfloat16_is_near_and_recomputation_is_equal(kind: str) -> None:
     assert half.dtype == jnp.float32, "the stream of hidden states"
     real = np.asarray(tokens.mask)
     error = np.linalg.norm((half - expected)[:, real]) / np.linalg.norm(expected[:, real])
-    assert 1e-4 < error < 5e-2  # that of torch in bfloat16 is between 1 and 3 %
+    assert 1e-4 < error < 5e-2  # torch's error in bfloat16 is between 1 and 3 %
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,7 +141,7 @@ def test_final_norm_on_every_layer(kind: str) -> None:
     raw = expected[1:-1].astype(np.float64)
     by_hand = raw / np.sqrt((raw**2).mean(-1, keepdims=True) + config.norm_eps) * scale
     assert distance(normed, np.concatenate([expected[:1], by_hand, expected[-1:]]), tokens.mask) <= TOLERANCE
-    # Of the first layers alone, the last one is the same: it has the final norm as well.
+    # A model of only the first layers has the same last state, because its last layer also has the final norm.
     fewer = dataclasses.replace(config, num_layers=2)
     _, first = load_pretrained(GOLDENS / f"tiny_{kind}", config=fewer)
     states = encode(fewer, first, tokens).states
@@ -167,7 +167,7 @@ def test_a_batch_beyond_the_trained_length_is_an_error() -> None:
 
 
 def test_llama3_scaling_has_the_published_values() -> None:
-    """Llama 3.1's own numbers: base 500,000, heads of 128, factor 8, from 1 to 4 turns of 8,192."""
+    """Llama 3.1's numbers: base 500,000, heads of 128, factor 8, from 1 to 4 turns over 8,192 positions."""
     config = dataclasses.replace(load("llama")[0], theta=5e5, head_size=128, rope_factor=8.0, rope_original=8192)
     ratio = scaled_rates(config) / rotary_rates(5e5, 128)
     np.testing.assert_allclose(ratio[:29], 1)
@@ -182,7 +182,7 @@ def test_windows_of_a_bidirectional_gemma_are_halved() -> None:
     far = np.iinfo(np.int32).max
     assert constants["backward"].tolist() == constants["forward"].tolist() == [256] * 5 + [far]
     causal = decoder_constants(dataclasses.replace(config, causal=True))
-    assert causal["backward"].tolist() == [511] * 5 + [far]  # with itself, 512
+    assert causal["backward"].tolist() == [511] * 5 + [far]  # 512 with the token itself
     assert causal["forward"].tolist() == [0] * 6
 
 
@@ -204,7 +204,7 @@ def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path: Path, kind: str) 
 
 
 def copied(folder: Path, kind: str, **changes: np.ndarray | None) -> Path:
-    """A copy of a golden directory, some of its tensors other ones (None: gone)."""
+    """A copy of a golden directory in which some tensors are replaced, or removed (None)."""
     stored = load_file(GOLDENS / f"tiny_{kind}" / "model.safetensors") | changes
     folder.mkdir(exist_ok=True)
     save_file({name: t for name, t in stored.items() if t is not None}, folder / "model.safetensors")
@@ -303,7 +303,8 @@ def written(folder: Path, kind: str, changes: dict[str, Any]) -> Path:
         ("qwen3", {"head_dim": ...}, {"head_size": 128}),
         ("gemma3", {"layer_types": ..., "sliding_window_pattern": 3}, {}),
         ("gemma3", {"layer_types": ...}, {"global_every": 6}),
-        ("gemma3", {"layer_types": ["sliding_attention"] * 4}, {"global_every": 6}),  # as far as four layers go
+        # `...` removes the key; a list shorter than six layers shows no global layer.
+        ("gemma3", {"layer_types": ["sliding_attention"] * 4}, {"global_every": 6}),
         ("gemma3", {"layer_types": ["full_attention"] * 4}, {"global_every": 1}),
         (
             "gemma3",
@@ -335,7 +336,7 @@ def test_other_spellings_of_a_config(tmp_path: Path, kind: str, older: dict[str,
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0}}),
         ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
         ("llama", {"rope_parameters": 3}),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}),  # and there are rope_parameters
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}),  # rope_parameters are present, too
         ("llama", {"layer_types": ["sliding_attention"] * 4}),
         ("llama", {"partial_rotary_factor": 0.5}),
         ("llama", {"quantization_config": {"bits": 4}}),

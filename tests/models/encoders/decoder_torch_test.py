@@ -1,4 +1,4 @@
-"""Our language models against PyTorch's, live: configs of every kind, and back. Skipped where torch is not."""
+"""Our language models against PyTorch's, run now: configs of every kind, and saved models. Skipped without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxret.types import Tokens
 
 torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.exhaustive  # the goldens of torch are the quick witness
+pytestmark = pytest.mark.exhaustive  # the stored outputs of torch are the quick test
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -75,7 +75,7 @@ def random_model(name: str, seed: int = 1) -> Any:
 
 
 def random_tokens(side: str) -> Tokens:
-    """Four rows of 1 to 12 tokens, padded on a side."""
+    """Four rows of 1 to 12 tokens, padded on the left or right."""
     mask = np.arange(12) < np.array([[12], [5], [1], [9]])
     mask = mask[:, ::-1] if side == "left" else mask
     ids = np.random.default_rng(0).integers(2, 50, (4, 12))
@@ -96,7 +96,7 @@ def our_states(config: Any, params: Any, tokens: Tokens, compute: Compute = Comp
 
 
 def distance(states: np.ndarray, expected: np.ndarray) -> float:
-    """Of all layers, the largest difference over the layer's largest expected number."""
+    """The largest difference of any layer, relative to the layer's largest expected number."""
     return float((np.abs(states - expected).max((1, 2)) / np.abs(expected).max((1, 2))).max())
 
 
@@ -146,11 +146,11 @@ def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str) -> Non
         states = make_encoder(config).apply({"params": p}, tokens).states
         return jnp.einsum("lbth,lh,bt->", states, vectors, tokens.mask, precision="highest")
 
-    # Gradients have the shapes of parameters, so saving them as a model gives them torch's names and layout.
+    # A gradient has the shapes of the parameters, so saving it as a model gives it torch's names and layout.
     save_pretrained(tmp_path / "gradients", config, jax.jit(jax.grad(loss))(params))
     actual = load_file(tmp_path / "gradients" / "model.safetensors")
     assert actual.keys() == expected.keys()
     largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
     for key, gradient in expected.items():
         np.testing.assert_allclose(actual[key], gradient, rtol=0, atol=2e-6 * largest, err_msg=key)
-        assert np.abs(gradient).max() > 1e-4 * largest, f"{key}: control: nothing would equal anything"
+        assert np.abs(gradient).max() > 1e-4 * largest, f"{key}: control: a zero gradient would prove nothing"

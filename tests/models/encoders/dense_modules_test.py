@@ -43,7 +43,7 @@ def test_vectors_are_multiplied_by_the_dense_matrices(tmp_path: Path) -> None:
     assert retriever.dimension == 4
     params, tokens = tiny.make_params(tiny.make_retriever({"encoder.tied": True})), tiny.make_tokens(3, 6)
     plain = tiny.make_retriever({"encoder.tied": True}).encode(params, tokens, "query").vectors
-    small = [matrix[:16] if i == 0 else matrix for i, matrix in enumerate(matrices)]  # of the tiny encoder's 16 numbers
+    small = [matrix[:16] if i == 0 else matrix for i, matrix in enumerate(matrices)]  # the tiny encoder has 16 numbers
     stored["dense_0"]["kernel"] = small[0]
     vectors = jax.jit(lambda p: retriever.encode(p, tokens, "passage").vectors)({**params, "head": stored})
     np.testing.assert_allclose(vectors, plain @ small[0] @ small[1], rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Dropout scales the numbers that it keeps; every text, call and layer has a mask of its own."""
+"""Dropout scales the numbers that it keeps; every text, call and layer has another mask."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONES = jnp.ones((TEXTS, LENGTH, WIDTH))
 
 
 class TwoCalls(nn.Module):
-    """Drops the same numbers twice."""
+    """Two dropout modules on the same numbers."""
 
     def setup(self) -> None:
         self.first, self.second = Dropout(RATE, LAYOUT), Dropout(RATE, LAYOUT)
@@ -31,7 +31,7 @@ class TwoCalls(nn.Module):
 
 
 class Layer(nn.Module):
-    """Adds what dropout leaves of ones, which are its selected states."""
+    """A layer that adds dropout of ones to its input."""
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -43,11 +43,11 @@ class Layer(nn.Module):
 def test_kept_numbers_are_divided_by_the_share_that_is_kept() -> None:
     dropped = np.asarray(TwoCalls().apply({}, ONES, rngs={"dropout": jax.random.key(0)}))
     np.testing.assert_allclose(np.unique(dropped), [0, 1 / (1 - RATE)], rtol=1e-6)
-    assert abs(dropped.mean() - 1) < 0.1, "the mean stays"
+    assert abs(dropped.mean() - 1) < 0.1, "the mean is the same"
 
 
 def test_initializing_draws_no_masks() -> None:
-    """Every start of a run traces it, and no parameter depends on what dropout leaves."""
+    """Each start of a run traces the initialization, and no parameter depends on what dropout keeps."""
     layer, key = Layer(), jax.random.key(0)
     init = jax.make_jaxpr(lambda: layer.init({"params": key, "dropout": key}, ONES))
     assert "random_bits" not in str(init())

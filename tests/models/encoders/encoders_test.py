@@ -1,4 +1,4 @@
-"""Properties of every encoder, and encoders against transformers' values for weights without files."""
+"""Properties of every encoder, and encoders with formulas as weights against the values of transformers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ XLM_ROBERTA = {
 
 
 def write(folder: Path, raw: dict[str, Any]) -> Path:
-    """A directory with the weights that anyone can compute: by name, .2 sin(.7 i + 1.3 t), norms around 1."""
+    """A directory with weights from a formula: the t-th tensor by name is .2 sin(.7 i + 1.3 t), norms 1 more."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw))
     shapes = {name: s.shape for s in stored_tensors(read_config(folder)).values() for name in s.names}
@@ -114,7 +114,7 @@ def test_modernbert_golden_values(tmp_path: Path) -> None:
     assert isinstance(config, ModernBertConfig)
     tokens = rows(MODERNBERT_TEXTS, 0)
     states = np.asarray(encode(config, params, tokens).states)
-    assert np.isfinite(states).all()  # also of padding that sees no key
+    assert np.isfinite(states).all()  # also for padding that sees no key
     np.testing.assert_allclose(states[-1, 0, 0, :3], [-0.839843, 0.637357, 1.571529], atol=2e-6)
     np.testing.assert_allclose(states[-1, 1, 6, :3], [-1.017393, -1.542853, -0.222703], atol=2e-6)
     np.testing.assert_allclose(states[1, 0, 0, :3], [-0.736101, 0.787793, 2.155575], atol=2e-6)
@@ -150,7 +150,8 @@ def test_xlm_roberta_golden_values(tmp_path: Path) -> None:
 @pytest.mark.table
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
 def test_roberta_counts_positions_by_ids_not_by_the_mask(tmp_path: Path, kind: str) -> None:
-    """A text that spells <pad> in its middle: that token has the position of padding, and the next one its number."""
+    """In a text that spells <pad> in its middle, that token has padding's position, and the next one the next
+    number."""
     config, params = load(write(tmp_path, XLM_ROBERTA | {"model_type": kind}))
     encoder = make_encoder(config)
     embedded = encoder.apply({"params": params}, row(0, 5, 1, 9, 2), method="embed", train=False)
@@ -183,7 +184,7 @@ def test_every_encoder_implements_the_protocol(kind: str) -> None:
     assert config.model_type == kind
     assert set(config.lacks) <= set(ABILITIES)
     assert hash(config) == hash(dataclasses.replace(config))
-    assert config == type(config)(**json.loads(json.dumps(dataclasses.asdict(config))))  # as a contract holds it
+    assert config == type(config)(**json.loads(json.dumps(dataclasses.asdict(config))))  # as in a contract
     encoder = make_encoder(config)
     if "positioned_masks" not in config.lacks:
         embedded = encoder.apply({"params": params}, tokens, False, method="embed")
@@ -210,12 +211,13 @@ def test_prefix_slots_are_at_the_first_position(kind: str) -> None:
     tokens = jax.tree.map(lambda x: x[:1], tokens)  # the full row
     plain = encode(config, params, tokens).states
     same = encode(config, params, tokens, prefix=tokens.ids[0, :1])
-    np.testing.assert_allclose(same.states, plain, atol=1e-5)  # one slot with the first token's own id
+    np.testing.assert_allclose(same.states, plain, atol=1e-5)  # one slot with the embedding of the first token
     twice = encode(config, params, tokens, prefix=jnp.repeat(tokens.ids[0, :1], 2))
     assert twice.states.shape[2] == twice.mask.shape[1] == plain.shape[2] + 1
-    np.testing.assert_allclose(twice.states[:, :, 0], twice.states[:, :, 1], atol=1e-5)  # nothing tells them apart
-    np.testing.assert_allclose(twice.states[0, :, 2:], plain[0, :, 1:], atol=1e-5)  # the text has not moved
-    assert np.abs(twice.states[-1, :, 2:] - plain[-1, :, 1:]).max() > 1e-4  # but sees both
+    np.testing.assert_allclose(twice.states[:, :, 0], twice.states[:, :, 1], atol=1e-5)  # the two slots are equal
+    # The positions of the text have not moved.
+    np.testing.assert_allclose(twice.states[0, :, 2:], plain[0, :, 1:], atol=1e-5)
+    assert np.abs(twice.states[-1, :, 2:] - plain[-1, :, 1:]).max() > 1e-4  # but the text sees both slots
     words = make_encoder(config).apply({"params": params}, method=lambda module: module.word_table)
     by_vector = encode(config, params, tokens, prefix=words[tokens.ids[0, :1]])
     np.testing.assert_allclose(by_vector.states, plain, atol=1e-5)
@@ -223,11 +225,11 @@ def test_prefix_slots_are_at_the_first_position(kind: str) -> None:
 
 @pytest.mark.slow
 def test_modernbert_windows_follow_positions_not_slots(tmp_path: Path) -> None:
-    """Three slots at position 0: the token at position 2 sees them through a window of two each way, though the first
-    is four places off; the token at position 3 does not."""
+    """Three slots have position 0: the token at position 2 sees all of them through a window of two in each direction,
+    although the first is four places away; the token at position 3 sees none."""
     raw = MODERNBERT | {"num_hidden_layers": 2}
     config, params = load(write(tmp_path, raw))
-    silent = np.array([0.0, 1.0])[:, None, None]  # layer 0, which is global, writes nothing
+    silent = np.array([0.0, 1.0])[:, None, None]  # layer 0, which is global, adds nothing
     params["layers"]["attention"]["output"]["kernel"] = params["layers"]["attention"]["output"]["kernel"] * silent
     tokens = rows([MODERNBERT_TEXTS[0]], 0)
 
@@ -260,14 +262,14 @@ def test_fewer_layers_recomputation_and_bfloat16(kind: str) -> None:
         states = np.asarray(encode(fewer, first, tokens).states)[:, mask]
         assert states.shape[0] == layers + 1
         scale = max(1, np.abs(expected).max())
-        np.testing.assert_allclose(states[:layers], expected[:layers], atol=1e-5 * scale)  # the last one is normed
+        np.testing.assert_allclose(states[:layers], expected[:layers], atol=1e-5 * scale)  # the last state is normed
 
 
 @pytest.mark.table
 @pytest.mark.parametrize("kind", ["modernbert", "xlm-roberta", "gemma3_text"])
 def test_gradients_on_eight_devices(kind: str) -> None:
-    """Of every parameter, finite and not zero (but of what softmax ignores, and rows that no token reads), and the same
-    as on one device."""
+    """Gradients of all parameters are finite, equal those on one device, and are not zero (except keys' biases, which
+    softmax ignores, and rows that no token reads)."""
     config, _, _ = loaded(kind)
     off = {f.name: 0.0 for f in dataclasses.fields(config) if "dropout" in f.name}
     config = dataclasses.replace(config, **off)
@@ -337,8 +339,8 @@ def test_every_dropout_rate_acts_only_in_training(kind: str, rate: str) -> None:
 
 @pytest.mark.slow
 def test_modernbert_drops_where_transformers_does() -> None:
-    """embedding_dropout: after the embeddings' norm. mlp_dropout: before the last product. attention_dropout: the
-    weights and what attention writes."""
+    """embedding_dropout: after the embeddings' norm. mlp_dropout: before the last product. attention_dropout: on the
+    weights and on attention's output."""
     config, params, tokens = loaded("modernbert")
     rates = {"attention_dropout": 0.0, "mlp_dropout": 0.0, "embedding_dropout": 0.5}
     encoder = make_encoder(dataclasses.replace(config, **rates))
@@ -351,7 +353,7 @@ def test_modernbert_drops_where_transformers_does() -> None:
     rates = {"attention_dropout": 0.5, "mlp_dropout": 0.0, "embedding_dropout": 0.0}
     encoder = make_encoder(dataclasses.replace(config, **rates))
     silent = {**params, "layers": {**params["layers"], "narrow": {"kernel": 0 * params["layers"]["narrow"]["kernel"]}}}
-    alone = Tokens(tokens.ids[:, :1], tokens.mask[:, :1])  # one key, so the weights are ones, or dropped
+    alone = Tokens(tokens.ids[:, :1], tokens.mask[:, :1])  # with one key, each weight is one or dropped
 
     def written(**options: Any) -> np.ndarray:
         """Return the sum that attention adds in layer 0."""
@@ -359,9 +361,9 @@ def test_modernbert_drops_where_transformers_does() -> None:
         return np.asarray(states[1] - states[0])
 
     plain, dropped = written(), written(train=True, rngs={"dropout": jax.random.key(0)})
-    assert 0.4 < (np.abs(dropped) < 1e-6).mean() < 0.7  # numbers of what is written
+    assert 0.4 < (np.abs(dropped) < 1e-6).mean() < 0.7  # single numbers of attention's output
     kept = np.abs(dropped) > 1e-6
-    assert np.abs(dropped[kept] - 2 * plain[kept]).max() > 1e-2  # and whole heads, of the weights
+    assert np.abs(dropped[kept] - 2 * plain[kept]).max() > 1e-2  # and whole heads, when the weight was dropped
 
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -1,4 +1,4 @@
-"""The kernel for TPUs, run by XLA on a CPU: the values and gradients of plain attention, and the same dropout."""
+"""The attention kernel for TPUs, run on a CPU: its values, gradients and dropout equal those of plain attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLASH = Compute(attention="flash", interpret=True)
 
 
 def dropout(rate: float, rows: int | None) -> Dropout:
-    """A bound module, of texts of one token; rows: how many, None: outside of training."""
+    """A bound dropout module for texts of one token. rows: how many texts; None: outside of training."""
     layout = TokenLayout(jnp.ones((rows or 1, 1), bool), None if rows is None else jnp.arange(rows))
     return Dropout(rate, layout).bind({}, rngs={"dropout": jax.random.key(1)})
 
@@ -40,7 +40,7 @@ def value_and_gradients(
     rate: float,
     heads: tuple[int, int] = (HEADS, HEADS),
 ) -> Any:
-    """Of a weighted sum of what attention gives, and that itself. heads: of queries, and of keys."""
+    """Return a weighted sum of attention's output, its gradients, and the output. heads: of queries, and of keys."""
     random = np.random.default_rng(0)
     rows = len(mask.keys if isinstance(mask, WindowMask) else mask)
     shapes = [(rows, length, heads[n], WIDTH) for n in (0, 1, 1)]
@@ -72,7 +72,7 @@ def lengths_mask(length: int, *lengths: int) -> jax.Array:
 def test_flash_equals_plain_attention(
     dtype: Any, length: int, rate: float, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values and gradients, with padding, a text that is nothing but padding, and the weights that dropout takes."""
+    """Values and gradients, with padding, a text of nothing but padding, and dropout of weights."""
     monkeypatch.setattr(flash, "QUERY_BLOCK", 64)
     mask = lengths_mask(length, length, 7, 1, 0)
     actual = value_and_gradients(FLASH, dtype, length, mask, rate)
@@ -159,9 +159,9 @@ def gradient(
 def test_a_step_on_several_devices(
     family: dict[str, Any], devices: int, fsdp: int, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dropout and all, inside the scan, its recomputation and the shard_map: what plain attention gives there. Types of
-    what varies over devices are not checked, for which JAX's interpreter of kernels is not made; without them
-    gradients are not those of one device. Where kernels are compiled they are checked (tests/plan)."""
+    """With dropout, inside the scan, its recomputation and the shard_map, the step equals that of plain attention. The
+    check of which types vary over devices is off, because JAX's interpreter of kernels does not support it; without it,
+    gradients differ from those on one device. Compiled kernels are checked in tests/plan."""
     one, _ = gradient(family, "plain", 1, 1)
     monkeypatch.setattr(jax, "shard_map", partial(jax.shard_map, check_vma=False))
     overrides = family | {"encoder.recompute": recompute}
@@ -171,7 +171,7 @@ def test_a_step_on_several_devices(
     assert abs(actual_value - value) <= 2e-6 * max(abs(value), 1)
     assert tiny.relative_error(actual, expected) <= 2e-6
     other, _ = gradient(overrides | {"encoder.dtype": "bfloat16"}, "flash", devices, fsdp)
-    assert abs(other - value) > 1e-5, "control: other rounding, another loss"
+    assert abs(other - value) > 1e-5, "control: bfloat16 gives another loss"
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_a_step_on_several_devices(
     [
         (tiny.DUAL_ENCODER | {"head.token": "last"}, tiny.LLAMA),
         (tiny.DUAL_ENCODER | {"head.token": "mean"}, dataclasses.replace(tiny.GEMMA, causal=False)),
-        (tiny.MVR, tiny.MODERNBERT),  # its first tokens have one position
+        (tiny.MVR, tiny.MODERNBERT),  # its first tokens share a position
     ],
     ids=["llama", "gemma", "modernbert"],
 )
@@ -193,7 +193,7 @@ def test_a_step_of_encoders_with_windows(family: dict[str, Any], encoder: Any, m
 
 
 def test_encoding_and_validation_run_on_several_tpus() -> None:
-    """XLA splits no kernel over devices by itself: what is not mapped over them cannot be lowered."""
+    """XLA does not split a kernel over devices, so a kernel outside of a shard_map cannot be lowered."""
     retriever = tiny.make_retriever({"encoder.attention": "flash"})
     params, tokens = jax.eval_shape(retriever.init, jax.random.key(0)), tiny.make_tokens(8, 8)
     embedder = Embedder(retriever, params, make_mesh(), 0, {"passage": 8}, 64)

@@ -1,4 +1,5 @@
-"""Model folders that were made to break what opens them: one sentence with the file, in little memory and time."""
+"""Model folders that were made to break their reader: the error is one sentence with the file, after little memory and
+time."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def grow(name: str, size: int) -> Damage:
 
 
 def normalize(*rules: normalizers.Normalizer) -> Damage:
-    """Return a function that gives tokenizer.json other rules."""
+    """Return a function that sets the normalizer of tokenizer.json."""
 
     def change(folder: Path) -> None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -80,7 +81,7 @@ def as_float8(data: bytes) -> bytes:
 
 
 def surround(count: int) -> Damage:
-    """Return a function that lets tokenizer.json put so many tokens in front of a text."""
+    """Return a function that makes tokenizer.json put this many tokens in front of a text."""
 
     def change(folder: Path) -> None:
         path = folder / "tokenizer.json"
@@ -95,7 +96,7 @@ def surround(count: int) -> Damage:
 
 
 def undefine(token: str) -> Damage:
-    """Return a function that removes a token from those that tokenizer.json may put around texts."""
+    """Return a function that removes a token from the special tokens of tokenizer.json's post-processor."""
 
     def change(folder: Path) -> None:
         path = folder / "tokenizer.json"
@@ -203,7 +204,7 @@ PUBLISHED = sorted(path.parent for path in Path(plan.__file__).with_name("encode
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
 def test_published_models_have_the_sizes_of_their_weights(folder: Path) -> None:
-    """Llama 3.1 has 131,072 positions and 128,256 words, Mistral 7B v0.1 32,768 and 32,000."""
+    """Llama 3.1 has 131,072 positions and 128,256 words, Mistral 7B v0.1 has 32,768 and 32,000."""
     config = read_config(folder)
     tensors = stored_tensors(config).values()
     shapes = {name: tensor.shape for tensor in tensors for name in tensor.names}
@@ -322,7 +323,7 @@ def test_weights_that_are_not_a_file(make: Callable[[Path], None], tmp_path: Pat
     ],
 )
 def test_growth_by_tokenizer_rules_is_bounded(rules: list[Any], growth: float, tmp_path: Path) -> None:
-    """The bound is one: what the rules make of a text is not longer."""
+    """A growth of 1 means that the rules never make a text longer."""
     tokenizer = Tokenizer.from_file(str(write_encoder(tmp_path) / "tokenizer.json"))
     tokenizer.normalizer = normalizers.Sequence(rules)
     assert rules_growth(tokenizer) == growth
@@ -347,7 +348,7 @@ def test_expressions_of_real_tokenizers_are_allowed(tmp_path: Path) -> None:
 
 
 def test_an_expression_that_fails_on_a_text_is_an_error(tmp_path: Path) -> None:
-    """One that no trial shows: none of its texts has such a letter."""
+    """The trial texts do not find this one: none of them has its letter."""
     folder = write_encoder(tmp_path)
     normalize(normalizers.Replace(Regex("(z+)+b"), "x"))(folder)
     tokenizer = TextTokenizer.load(folder, 8, 8)
@@ -383,4 +384,4 @@ def test_sizes_are_compared_only_where_there_are_weights(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"num_hidden_layers is 9,999, but"):
         read_config(folder)
     (folder / WEIGHTS).unlink()
-    assert read_config(folder).num_layers == 9_999  # a plan reads shapes alone
+    assert read_config(folder).num_layers == 9_999  # a plan reads only shapes

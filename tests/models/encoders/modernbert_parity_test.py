@@ -27,7 +27,7 @@ TOLERANCE = 1e-5  # of the largest number of a layer: the residual stream grows
 
 @functools.cache
 def load() -> tuple[ModernBertConfig, Any, Tokens, np.ndarray]:
-    """Config, parameters, input and torch's states [L+1,B,T,H]."""
+    """The golden model: config, parameters, input and torch's states [L+1,B,T,H]."""
     config, params = load_pretrained(GOLDEN, IGNORE)
     assert isinstance(config, ModernBertConfig)
     with np.load(GOLDEN / "hidden_states.npz", allow_pickle=False) as file:
@@ -40,7 +40,7 @@ def encode(config: ModernBertConfig, params: Any, tokens: Tokens, selection: Sel
 
 
 def distance(states: Any, expected: np.ndarray, mask: Any) -> float:
-    """Of all layers, the largest difference at real positions over the layer's largest expected number."""
+    """The largest difference of any layer at real positions, relative to the layer's largest expected number."""
     actual, real = np.asarray(states), np.asarray(mask)
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
@@ -81,7 +81,7 @@ def test_control_without_the_mask_is_not_equal() -> None:
 
 def test_more_padding_changes_nothing() -> None:
     config, params, tokens, expected = load()
-    extra = ((0, 0), (0, 9))  # the last ones see no key in a local layer
+    extra = ((0, 0), (0, 9))  # in a local layer, the last positions see no key
     ids = jnp.pad(tokens.ids, extra, constant_values=7)
     wide = encode(config, params, Tokens(ids, jnp.pad(tokens.mask, extra))).states
     assert np.isfinite(wide).all()
@@ -117,7 +117,7 @@ def test_a_batch_beyond_the_trained_length_is_an_error() -> None:
 def test_mlm_logits_equal_torch() -> None:
     assert stores_mlm_head(GOLDEN)
     config = dataclasses.replace(load()[0], mlm_head=True)
-    _, params = load_pretrained(GOLDEN, (), config)  # nothing is left unused
+    _, params = load_pretrained(GOLDEN, (), config)  # every tensor is used
     _, _, tokens, _ = load()
     with np.load(GOLDEN / "hidden_states.npz", allow_pickle=False) as file:
         expected = file["mlm_logits"]

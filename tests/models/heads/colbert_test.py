@@ -1,4 +1,4 @@
-"""Late interaction: which tokens are vectors, and which are seen by others. Against PyLate: pylate_test.py."""
+"""Late interaction: which tokens become vectors, and which are attended to. PyLate is compared in pylate_test.py."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ def test_skipped_tokens_are_encoded_and_have_no_vectors() -> None:
 
 
 def test_query_expansion_masks_attend_but_are_not_attended() -> None:
-    ids = np.array([[2, 9, MASK, 5, MASK, MASK], [2, 11, 12, 13, 14, 5]], np.int32)  # the first [MASK] is the text's
+    # The first [MASK] is part of the text.
+    ids = np.array([[2, 9, MASK, 5, MASK, MASK], [2, 11, 12, 13, 14, 5]], np.int32)
     seen = np.array([[1, 1, 1, 1, 0, 0], [1] * 6], bool)
     tokens = Tokens(jnp.asarray(ids), jnp.ones(ids.shape, bool))
     vectors, exists = encode(EXPANDED, tokens, "query")
-    assert exists.all(), "every one is a vector"
+    assert exists.all(), "every token is a vector"
 
     retriever = tiny.make_retriever(EXPANDED | TIED)
     params = tiny.make_params(retriever)

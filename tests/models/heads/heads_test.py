@@ -1,4 +1,4 @@
-"""Which hidden states become vectors, and in what order."""
+"""Which hidden states become vectors, and in which order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def embed(head: Any, side: Any, encoder: tuple[Any, Tokens, HiddenStates]) -> Em
 
 
 def expected(layer: int, token: str, encoder: tuple[Any, Tokens, HiddenStates]) -> np.ndarray:
-    """The layer's vector [B,H] from all its hidden states."""
+    """The layer's expected vectors [B,H], from all its hidden states."""
     states, mask = np.asarray(encoder[2].states, np.float64), np.asarray(encoder[1].mask)
     if token == "cls":
         return states[layer][:, 0]
@@ -132,7 +132,7 @@ def test_unknown_token(head: Any, keys: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 def test_first_tokens(token: str, encoder: Any) -> None:
-    """ME-BERT's vectors are those of the first tokens; T5's first is the mean."""
+    """ME-BERT's vectors are those of the first tokens; with T5, the first vector is the mean."""
     states, mask = np.asarray(encoder[2].states)[-1], np.asarray(encoder[1].mask)
     embeddings = embed(MeBertHead(**SHAPES, count=3, token=token), "passage", encoder)
     if token == "cls":
@@ -149,7 +149,7 @@ def test_first_tokens(token: str, encoder: Any) -> None:
 
 
 def test_first_tokens_without_the_mean(encoder: Any) -> None:
-    """MLR's footnote 4: a passage of T5 is its first m tokens, while a query is the mean."""
+    """Footnote 4 of MLR: with T5, a passage is its first m tokens, while a query is the mean."""
     states = np.asarray(encoder[2].states)[-1]
     head = MeBertHead(**SHAPES, count=3, token="mean", mean_vector=False)
     np.testing.assert_allclose(embed(head, "passage", encoder).vectors, states[:, :3], atol=1e-6)
@@ -159,7 +159,8 @@ def test_first_tokens_without_the_mean(encoder: Any) -> None:
 
 
 def test_viewers_replace_cls(encoder: Any) -> None:
-    """By hand: the embeddings of [viewer ids at position 0, text from position 1], run through the layers."""
+    """The states equal those computed by hand: embeddings of [viewer ids at position 0, text from position 1], run
+    through the layers."""
     params, tokens, _ = encoder
     head = MvrHead(**SHAPES, count=3, first_id=5)
     hidden = jax.jit(
@@ -171,7 +172,7 @@ def test_viewers_replace_cls(encoder: Any) -> None:
     table = np.array(params["embeddings"]["position"]["embedding"])
     np.testing.assert_array_equal(head.apply({}, "passage", method=head.prefix_tokens), [5, 6, 7])
     np.testing.assert_array_equal(head.apply({}, "query", method=head.prefix_tokens), [5])
-    # the same sum of embeddings from a model whose position table lists position 0 three times
+    # A model whose position table has position 0 three times gives the same sum of embeddings.
     other = jax.tree.map(lambda x: x, params)
     other["embeddings"]["position"]["embedding"] = table[np.append(positions, range(8, 16))]
     mask = np.concatenate([np.ones((ROWS, 3), bool), np.asarray(tokens.mask)[:, 1:]], axis=1)
@@ -193,7 +194,7 @@ def test_a_table_of_viewers_is_drawn_with_its_deviation(deviation: float) -> Non
 
 
 def spread(minilm_dir: Path, **keys: Any) -> float:
-    """The smallest 1 - cos between two of a passage's eight viewers at MiniLM's last layer, before any training."""
+    """The smallest 1 - cos between two of a passage's eight viewers at MiniLM's last layer, without training."""
     config, params = load_pretrained(minilm_dir, ("pooler",))
     shapes = {"num_layers": config.num_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     head = MvrHead(**shapes, **keys)
@@ -210,7 +211,7 @@ def spread(minilm_dir: Path, **keys: Any) -> float:
 
 @pytest.mark.exhaustive
 def test_viewers_of_a_pretrained_encoder_differ(minilm_dir: Path) -> None:
-    """The purpose of the deviation: different vectors, not copies of one."""
+    """Viewers are drawn with a large deviation, so that their vectors differ from the start."""
     assert spread(minilm_dir) > 0.01
-    assert spread(minilm_dir, deviation=0.02) < 1e-5, "control: viewers as small as the encoder's words are one vector"
+    assert spread(minilm_dir, deviation=0.02) < 1e-5, "control: viewers as small as the encoder's words give one vector"
     assert spread(minilm_dir, first_id=1) < 1e-5, "control: so are unused words"

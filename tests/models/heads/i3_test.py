@@ -1,4 +1,5 @@
-"""I3's reconstructor and interactor: what they read, what they learn from, and PyTorch's layer where it is there."""
+"""I3's reconstructor and interactor: their inputs and losses, and equality with PyTorch's layer where torch is
+installed."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_a_passage_is_one_vector_and_a_query_is_the_last_layer(variant: str) -> 
 
 @pytest.mark.slow
 def test_explained_words_equal_those_of_the_reconstruction_loss() -> None:
-    """The loss of a pseudo-query is minus the sum of the logarithms of its tokens' probabilities, as they are read."""
+    """The loss of a pseudo-query is minus the sum of the log probabilities of its tokens, taken from these word
+    values."""
     retriever, params = make("paper")
     tokens, labels = make_tokens(ROWS, LENGTH), jnp.array([[5, 6, 7, 8], [9, 4, -1, -1], [30, -1, -1, -1]])
     words = np.asarray(jax.jit(lambda p: retriever.word_values(p, tokens, "passage"))(params), np.float64)
@@ -73,7 +75,7 @@ def test_explained_words_equal_those_of_the_reconstruction_loss() -> None:
 
 
 def moves(variant: str, token: int) -> float:
-    """How far a passage's vector moves when the last layer's state at `token` alone is changed."""
+    """Return how far a passage's vector moves when only the last layer's state at `token` changes."""
     retriever, params = make(variant)
     head: I3Head = retriever.module.head
     encoder = make_encoder(WITHOUT_DROPOUT)
@@ -107,7 +109,7 @@ def test_the_paper_variant_reads_all_tokens_the_released_one_cls() -> None:
 @pytest.mark.table
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_the_vector_depends_on_the_reconstruction(variant: str) -> None:
-    """Without labels, too: the only way is through Z."""
+    """Also without labels. The vector can depend on this bias only through the pseudo-tokens Z."""
     retriever, params = make(variant)
     tokens = make_tokens(ROWS, LENGTH)
     before = np.asarray(encode(retriever, params, tokens).vectors)
@@ -118,7 +120,7 @@ def test_the_vector_depends_on_the_reconstruction(variant: str) -> None:
 
 @pytest.mark.exhaustive
 def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
-    """Its one layer, put together by hand from the module's own parts."""
+    """The interactor has one layer, which the test computes from the module's parts."""
     retriever, params = make("released", **{"head.i3.reconstructor_layers": 1, "head.i3.interactor_layers": 1})
     head, tokens = retriever.module.head, make_tokens(ROWS, LENGTH)
     encoder = make_encoder(WITHOUT_DROPOUT)
@@ -140,7 +142,8 @@ def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
 
 
 def test_the_initial_inputs_are_the_encoders_masks() -> None:
-    """In float64: the norm of the word [MASK] and its position; this encoder has no types."""
+    """The inputs are the norm of the embedding of [MASK] plus that of its position, in float64; this encoder has no
+    types."""
     retriever, params = make("paper")
     weights = params["passage_encoder"]
     tables = {k: np.asarray(v["embedding"], np.float64) for k, v in weights["embeddings"].items() if "embedding" in v}
@@ -191,7 +194,7 @@ def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: st
     assert abs(moved[0, 0] - losses[0, 0]) > 1e-3, "control: positions matter"
     assert 0.5 < losses[2, 0] / 4 < 3 * np.log(WITHOUT_DROPOUT.vocab_size)
     bias = params["passage_head"]["vocabulary"]["bias"]
-    params["passage_head"]["vocabulary"]["kernel"] *= 0  # what is left is the softmax of the bias
+    params["passage_head"]["vocabulary"]["kernel"] *= 0  # the result is the softmax of the bias
     alone = np.asarray(encode(retriever, params, tokens, labels).auxiliary_loss)
     logs = np.asarray(bias, np.float64) - np.log(np.exp(np.asarray(bias, np.float64)).sum())
     np.testing.assert_allclose(alone[:, 0], [-logs[5] - logs[6], 0, -4 * logs[9]], rtol=1e-5)

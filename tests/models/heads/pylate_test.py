@@ -1,4 +1,4 @@
-"""A PyLate directory: what it says of the config, and that vectors and scores are PyLate's."""
+"""A PyLate directory: the config that it gives, and vectors and scores equal to PyLate's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxret.runs.run import Run, open_run
 from tests.pipeline import GOLDENS
 from tests.sentence_transformers import write_pylate
 
-# Long ones, and some that leave a query room for [MASK]s.
+# Long texts, and short ones that leave room for [MASK]s in a query.
 TEXTS = [*sample_texts()[:12], "river", "silver garden bridge", "a [MASK] river?", "e"]
 CASES: dict[str, dict[str, Any]] = {
     "expanded": {},
@@ -58,7 +58,7 @@ def opened(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_and_scores_equal_pylate(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stored ones: tests/goldens/make_pylate.py."""
+    """PyLate's values are stored by tests/goldens/make_pylate.py."""
     run, stored = opened(tmp_path, name, monkeypatch), np.load(GOLDENS / "pylate.npz")
     texts = stored["texts"].tolist()
     queries = run.embedder()(run.tokenizer.queries(texts), "query")
@@ -73,7 +73,9 @@ def test_vectors_and_scores_equal_pylate(name: str, tmp_path: Path, monkeypatch:
     np.testing.assert_allclose(late_interaction(*padded), stored[f"{name}/scores"], atol=1e-4)
     for other in CASES.keys() - {name}:
         if stored[f"{other}/query"].shape == queries.flat.shape:
-            assert np.abs(queries.flat - stored[f"{other}/query"]).max() > 0.01, "control: who attends to [MASK]s"
+            assert np.abs(queries.flat - stored[f"{other}/query"]).max() > 0.01, (
+                "control: other tokens attend to [MASK]s"
+            )
         assert stored[f"{other}/passage"].shape != passages.flat.shape, "control"
 
 
@@ -84,7 +86,7 @@ def test_keys_set_by_a_pylate_directory(tmp_path: Path) -> None:
     assert resolve_encoder(str(folder)) == folder
     config = get_config()
     config.head.name = "colbert"
-    adopted, message = apply_settings(config, json.loads(json.dumps(SAID)), "there")  # as stated.json gives it back
+    adopted, message = apply_settings(config, json.loads(json.dumps(SAID)), "there")  # as it is read from stated.json
     assert adopted.head.colbert.skiplist == (1, 9, 77)
     assert adopted.tokens.passage_length == 24
     assert len(message) == 11

@@ -1,4 +1,4 @@
-"""Weights of words against NumPy: with expansion, from every token's logits; without, from a scalar for each token."""
+"""Weights of words against NumPy: with expansion, from the logits of all tokens; without, from one scalar per token."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_expansion_takes_the_largest_logit_of_every_token(train: bool) -> None:
         expected[row] = np.maximum(expected[row], np.log1p(np.maximum(logits(states[row, column]), 0)))
     np.testing.assert_allclose(weights, expected, atol=2e-6)
     assert 0.1 < (weights > 0).mean() < 0.95, "some words have no weight"
-    assert np.abs(weights - expected.max(axis=0)).max() > 0.01, "control: texts differ"
+    assert np.abs(weights - expected.max(axis=0)).max() > 0.01, "control: the weights of different texts differ"
 
 
 def test_without_expansion_only_words_of_the_text_have_a_weight() -> None:
@@ -83,7 +83,7 @@ def test_queries_without_the_encoder(queries: str) -> None:
     sides: tuple[Side, ...] = ("query", "passage")
     programs = [jax.jit(lambda p, side=side: retriever.encode(p, TOKENS, side).vectors) for side in sides]
     work: list[Any] = [program.lower(params).compile().cost_analysis() for program in programs]
-    assert work[0]["flops"] < 0.05 * work[1]["flops"], "XLA leaves the encoder out"
+    assert work[0]["flops"] < 0.05 * work[1]["flops"], "XLA computes no encoder"
     assert np.abs(encode(keys, "passage")[0] - expected).max() > 0.1, "passages are encoded"
 
 

@@ -1,4 +1,4 @@
-"""The last token, and the mean without the first: positions, padding on both sides, packed rows."""
+"""The last token, and the mean without the first token: positions, padding on both sides, packed rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTHS = [5, 1, 2, 0]
 
 
 def by_hand(states: np.ndarray, token: str) -> np.ndarray:
-    """Of the real states [T,H] of a text."""
+    """Compute the vector from the real states [T,H] of a text."""
     if token in ("cls", "last"):
         return states[0 if token == "cls" else -1]
     return states.mean(0) if token == "mean" or len(states) == 1 else states[1:].mean(0)

@@ -1,4 +1,4 @@
-"""Candidates by one vector a passage: their scores are exact, and what they miss is measured."""
+"""Candidates by one vector per passage: their scores are exact, and the recall of the candidates is measured."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ K = 5
 
 
 class Passages(BlockCorpus):
-    """Blocks with ids."""
+    """A corpus of blocks, with ids."""
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         return [f"p{row}" for row in indices]
@@ -48,7 +48,7 @@ def faiss() -> Backend:
 
 
 def proposed(name: str, queries: Ragged, passages: Ragged, count: int) -> np.ndarray:
-    """The rows [Q,count] that a proxy ranks highest, by loops."""
+    """Return the rows [Q,count] that a proxy ranks highest, by loops."""
     proxy = PROXIES[name].of(passages.flat.shape[1])
     made = np.stack([proxy.passage(vectors) for vectors in passages]).astype(np.float64)
     query_vectors = np.stack([proxy.query(vectors) for vectors in queries]).astype(np.float64)
@@ -67,7 +67,7 @@ def test_candidates_of_proxies_are_ranked_by_exact_scores(name: str, many: bool)
         kept = np.isin(ranking[query], candidate_rows)
         np.testing.assert_array_equal(result.rows[query], ranking[query][kept][:K])
         assert result.scores[query].tobytes() == scores[query][kept][:K].tobytes()
-    assert (result.rows != ranking[:, :K]).any(), "control: something is missed"
+    assert (result.rows != ranking[:, :K]).any(), "control: some results are missed"
     assert result.scored_pairs == 4 * 20
 
 
@@ -81,7 +81,7 @@ def test_all_passages_as_candidates_are_the_exact_result() -> None:
 
 
 def test_passages_with_equal_numbers_of_vectors() -> None:
-    """MLR, ME-BERT, MVR: [rows,V,D], a query of one vector."""
+    """MLR, ME-BERT, MVR: [rows,V,D], with queries of one vector."""
     vectors = np.random.default_rng(3).standard_normal((70, 3, 8), dtype=np.float32)
     queries = Ragged.from_stacked(np.random.default_rng(4).standard_normal((6, 1, 8), dtype=np.float32))
     corpus = Passages([vectors[:30], vectors[30:]])
@@ -96,7 +96,7 @@ def test_passages_with_equal_numbers_of_vectors() -> None:
     missed = compare_with_exact(CandidateSpec("mean", 15), result, queries, corpus, faiss())
     expected = np.mean([np.isin(np.argsort(-s)[:K], row).mean() for s, row in zip(exact, result.rows, strict=True)])
     assert missed["recall_of_exact"]["5"] == pytest.approx(expected)
-    assert expected < 1, "control: something is missed"
+    assert expected < 1, "control: some results are missed"
     assert (missed["candidates"], missed["queries_compared"]) == ("mean:15", 6)
     assert "R@1 " in describe_recall(missed)
 
@@ -117,7 +117,7 @@ def test_batches_of_queries_and_passages(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
-    """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, and a float64 sum loses both."""
+    """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, which a float64 sum loses."""
     vectors = np.array([[[1, 2.0**-24, 2.0**-53, 2.0**-53], [0, 0, 0, 0]]] * 2, np.float32)
     corpus, queries = Passages([vectors]), Ragged.from_stacked(np.ones((1, 1, 4), np.float32))
     result = CandidateGenerator.open(corpus, CandidateSpec("mean", 2), faiss())(queries, corpus, 1)
@@ -173,10 +173,12 @@ def test_a_run_is_searched_and_recall_is_saved(tmp_path: Path, capsys: pytest.Ca
     assert str(told_of).count("'exact': False") == 1
     assert str(told_of).count("'candidates': 'mean:6'") == 1
     (before,) = (path for path in results.parent.glob("*.json") if "mean" not in path.name)
-    assert "'exact': True" in str(json.loads(before.read_text())), "the exact result stays"
+    assert "'exact': True" in str(json.loads(before.read_text())), "the exact result is still there"
     with pytest.raises(ValueError, match="candidates=mean:4 proposes fewer passages than the 5"):
         searched(candidates="mean:4")
     searcher = Searcher(run, corpus_folder(run.workdir), SearchOptions(candidates="mean:1000"))
-    assert searcher.search([Query("q", "silver river")], 1).approximate == {"candidates": "mean:1000"}, "never exact"
+    assert searcher.search([Query("q", "silver river")], 1).approximate == {"candidates": "mean:1000"}, (
+        "the result is not marked as exact"
+    )
     assert searcher.description.endswith(" candidates a query by mean")
     assert searcher.generator

@@ -1,5 +1,5 @@
-"""Approximate indexes: candidates are scored as exact search scores them, recall is what a brute force says, what an
-index was not built of is refused."""
+"""Approximate indexes: candidates have the scores of exact search, recall equals that of a brute force, and vectors
+that an index was not built from are refused."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from jaxret.storage.atomic import read_json
 from jaxret.types import Ragged
 
 ROWS, D = 900, 16
-GONE = (3, 250)  # rows that are deleted
+GONE = (3, 250)  # deleted rows
 
 
 def vectors(width: int) -> np.ndarray:
-    """[ROWS,V,D], clustered, of different norms, some of them twice."""
+    """Clustered vectors [ROWS,V,D] with different norms, some of them twice."""
     random = np.random.default_rng(5)
     centres = random.standard_normal((30, D))
     numbers = centres[random.integers(30, size=(ROWS, width))] + 0.3 * random.standard_normal((ROWS, width, D))
@@ -42,7 +42,7 @@ def vectors(width: int) -> np.ndarray:
 
 
 def written(folder: Path, passages: Any, deleted: tuple[int, ...] = GONE) -> Path:
-    """Two parts of shards of 200 rows, some of them deleted."""
+    """Write two parts with shards of 200 rows, and delete some rows."""
     parts, first = [], 0
     for number, size in enumerate((700, ROWS - 700)):
         sha256 = f"{number}" * 64
@@ -73,7 +73,7 @@ def built(encoded_corpus: EncodedCorpus, factory: str, sample: int = 60, **optio
 
 
 def by_hand(encoded_corpus: EncodedCorpus, queries: np.ndarray) -> np.ndarray:
-    """Scores of all rows that are there, float64 [Q,N]."""
+    """The scores of all rows that are not deleted, float64 [Q,N]."""
     rows = take_rows(encoded_corpus, np.arange(encoded_corpus.total_rows)).astype(np.float64)
     result: np.ndarray = np.einsum("qd,nvd->qnv", queries.astype(np.float64), rows).max(axis=2)
     return result
@@ -94,7 +94,7 @@ def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, en
             assert len(set(rows)) == k
             assert [scores[row] for row in rows] == result.scores[query].tolist()
             assert rows == sorted(rows, key=lambda row: (-scores[row], row))
-    assert encoded_corpus.ids([0, 3]) == ["d0", "d4"], "control: rows are those that are there"
+    assert encoded_corpus.ids([0, 3]) == ["d0", "d4"], "control: deleted rows are not numbered"
 
 
 @pytest.mark.table
@@ -112,13 +112,13 @@ def test_all_vectors_as_candidates_give_the_exact_result(encoded_corpus: Encoded
     assert (result.rows == exact.rows).all()
     assert (result.scores == exact.scores).all()
     few = searched("nprobe=1,k_factor_rf=1")
-    assert (few.rows != exact.rows).any(), "control: with few it is not"
-    assert few.rows.shape == exact.rows.shape, "and has as many passages all the same"
+    assert (few.rows != exact.rows).any(), "control: with few candidates, results differ"
+    assert few.rows.shape == exact.rows.shape, "but the result has as many passages"
 
 
 @pytest.mark.table
 def test_recall_equals_a_brute_force(encoded_corpus: EncodedCorpus) -> None:
-    """In the manifest; the oracle counts in float64 and leaves each passage itself out."""
+    """The manifest has it. The oracle uses float64 and leaves out the passage that is the question."""
     parameters = ("nprobe=1,k_factor_rf=3", "nprobe=2,k_factor_rf=3", "nprobe=8,k_factor_rf=3")
     folder = built(encoded_corpus, "IVF8,PQ2x4", parameters=parameters)
     manifest = read_json(folder / "manifest.json")
@@ -143,7 +143,7 @@ def test_recall_equals_a_brute_force(encoded_corpus: EncodedCorpus) -> None:
 
 @pytest.mark.table
 def test_parameters_belong_to_one_call(encoded_corpus: EncodedCorpus) -> None:
-    """Threads that search one index of FAISS with other parameters and another k have their own results."""
+    """Threads search one FAISS index with different parameters and k, and each gets its own results."""
     queries = np.random.default_rng(1).standard_normal((200, D)).astype(np.float32)
     for factory, name in (("IVF8,PQ4x4", "nprobe"), ("PCA8,IVF8,Flat", "nprobe"), ("HNSW4", "efSearch")):
         folder, mapped = built(encoded_corpus, factory), MappedCorpus(encoded_corpus)
@@ -198,7 +198,9 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert [one.problem for one in verify_folder(folder) if "corpus.json" not in one.problem and one.problem] == []
     before = place.joinpath("index.faiss").stat().st_mtime_ns
     assert built(encoded_corpus, "SQ8", name="mine", sample=50) == place
-    assert place.joinpath("index.faiss").stat().st_mtime_ns == before, "measured again, not built again"
+    assert place.joinpath("index.faiss").stat().st_mtime_ns == before, (
+        "recall is measured again, but the index is not built again"
+    )
     assert "was built already" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"is an index SQ8; .* name for"):
         built(encoded_corpus, "SQ4", name="mine")
@@ -232,7 +234,7 @@ def test_flipped_bytes_and_killed_builds_are_detected(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="does not exist"):
         open_faiss_index(encoded_corpus, place.name)
     (place / "manifest.json").unlink()
-    path.write_bytes(good[: len(good) // 2])  # as if a job was killed before its manifest was there
+    path.write_bytes(good[: len(good) // 2])  # as if a job was killed before it wrote the manifest
     with pytest.raises(FileNotFoundError, match="has no index"):
         open_faiss_index(encoded_corpus, place.name)
     built(encoded_corpus, "IVF8,Flat")
@@ -288,7 +290,7 @@ def test_too_few_vectors_to_train_on(tmp_path: Path) -> None:
         built(encoded_corpus, "IVF1024,Flat")
     with pytest.raises(ValueError, match=r"on 100 vectors \(.*clusters \(256\).*: raise train_vectors"):
         built(encoded_corpus, "IVF8,PQ4", train_vectors=100)
-    assert not (encoded_corpus.folder / "indexes" / "IVF1024,Flat").exists(), "nothing is left behind"
+    assert not (encoded_corpus.folder / "indexes" / "IVF1024,Flat").exists(), "no folder is left"
     single = written(tmp_path / "one" / "embeddings" / "c", vectors(1), tuple(range(1, ROWS)))
     with pytest.raises(ValueError, match=r"c .*1 .*passages"):
         built(open_encoded(single), "SQ8")

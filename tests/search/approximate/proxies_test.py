@@ -1,4 +1,4 @@
-"""One vector for a list of vectors: by hand, and against loops over what the paper says."""
+"""One vector for a list of vectors: by hand, and against loops written from the paper."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PASSAGE = np.array([[1, 0, 0, 0], [0, 0.8, 0.6, 0], [0, 0, 0, -1]], np.float32)
 
 
 def test_an_encoding_by_hand() -> None:
-    """One repetition of four buckets: the query's vectors are in 3 and 1, the passage's in 2, 3 and 0; bucket 1 has
-    none, and the y of the first vector whose signs differ in one place."""
+    """One repetition of four buckets: the query's vectors are in 3 and 1, the passage's in 2, 3 and 0. Bucket 1 has
+    none: it gets the first vector whose signs differ in one place."""
     proxy = MuveraProxy(G[None], P[None])
     query, passage = proxy.query(QUERY), proxy.passage(PASSAGE)
     np.testing.assert_allclose(query, [0, 0, 0.989949, 0.989949, 0, 0, 0.989949, 0.141421], atol=1e-6)
@@ -26,7 +26,7 @@ def test_an_encoding_by_hand() -> None:
     assert (QUERY @ PASSAGE.T).max(axis=1).sum() == pytest.approx(1.44)
     unfilled = passage.copy()
     unfilled[2:4] = 0
-    assert float(query @ unfilled) != pytest.approx(1.4, abs=0.1), "control: the empty bucket counts"
+    assert float(query @ unfilled) != pytest.approx(1.4, abs=0.1), "control: filling the empty bucket matters"
 
 
 def test_encodings_equal_loops_over_vectors_and_buckets() -> None:

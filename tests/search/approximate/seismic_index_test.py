@@ -1,4 +1,5 @@
-"""Approximate search of sparse vectors: candidates have the scores and the order of exact search, recall is counted."""
+"""Approximate search of sparse vectors: candidates have the scores and the order of exact search, and recall is
+measured."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ pytest.importorskip("seismic", reason="Seismic has wheels for some platforms onl
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A SPLADE run with its corpus in shards of 20, a passage deleted, and an index of it."""
+    """A SPLADE run with an index: its corpus has shards of 20 rows, and one passage is deleted."""
     root = tmp_path_factory.mktemp("seismic")
     keys = {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)}
     run = untrained_run(root / "run", write_encoder(root / "encoder"), write_data(root / "data"), **keys)

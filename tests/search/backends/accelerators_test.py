@@ -1,4 +1,5 @@
-"""A corpus on eight devices, in every precision: the results of FAISS, to the last bit; and what it is made of."""
+"""A corpus on eight devices, in every precision: results equal those of FAISS to the last bit; and the arrays on the
+devices."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ K = 40
 
 @pytest.fixture(scope="module", autouse=True)
 def _small() -> Iterator[None]:
-    """Cells of 32 vectors, chunks of a few rows, pieces of 400 rows or fewer."""
+    """Set cells of 32 vectors, chunks of a few rows, and pieces of at most 400 rows."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -51,14 +52,14 @@ def _small() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def texts() -> tuple[np.ndarray, np.ndarray]:
-    """Queries, and passages of which many are near a query, one after the other, and some twice."""
+    """Queries and passages. Many consecutive passages are near one query, and some passages are repeated."""
     random = np.random.default_rng(0)
     queries = random.standard_normal((9, 16), dtype=np.float32)
     passages = random.standard_normal((1500, 1, 16), dtype=np.float32)
     passages[300:500, 0] = queries[2] + 0.3 * passages[300:500, 0]
     passages[900:960] = passages[300]
     nearly = 1 + 1e-3 * random.standard_normal((140, 1), dtype=np.float32)
-    passages[1000:1140, 0] = nearly * queries[4]  # bfloat16 has three digits
+    passages[1000:1140, 0] = nearly * queries[4]  # bfloat16 has only three digits
     return queries, passages
 
 
@@ -69,7 +70,7 @@ def expected(texts: tuple[np.ndarray, np.ndarray]) -> SearchResult:
 
 
 class Named(BlockCorpus):
-    """A corpus with ids, as those on disk."""
+    """A corpus with ids, like corpora on disk."""
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         return [f"p{row}" for row in indices]
@@ -96,7 +97,7 @@ def test_results_equal_faiss_in_every_precision(
 def test_control_without_rounding_losses_results_are_wrong(
     name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Errors of zero: the bound says less than it must, and a query counts as proven too early."""
+    """With errors of zero, the bound is too low, and a query counts as proven too early."""
     queries, passages = texts
     monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
     backend = select_backend("xla", precision=name)
@@ -127,7 +128,7 @@ def test_eight_devices_give_the_result_of_one(
     expected: SearchResult,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cells at the same time, or one after another where their scores are many."""
+    """Cells are computed at the same time, or one after another if they have many scores."""
     queries, passages = texts
     first = jax.local_devices()[:1]
     monkeypatch.setattr(accelerators.jax, "local_devices", lambda: first)
@@ -142,7 +143,7 @@ def test_eight_devices_give_the_result_of_one(
 
 
 def test_one_device_gives_the_result_of_the_program_for_several(texts: tuple[np.ndarray, np.ndarray]) -> None:
-    """`cpu.search_cells` beside `accelerators.search_cells`, of the same vectors: scores, places and bounds."""
+    """`cpu.search_cells` equals `accelerators.search_cells` for the same vectors: scores, places and bounds."""
     queries, passages = texts
     layout = plan_cells(len(passages), (1, 16), FLOAT32, 1, "cpu")
     mesh = Mesh(np.array(jax.local_devices()[:1]), (accelerators.ROW_AXIS,), axis_types=(AxisType.Auto,))
@@ -219,14 +220,14 @@ def test_the_best_of_a_row_by_groups_are_those_of_a_sort(n: int, count: int) -> 
 
 
 def test_no_row_is_sorted_completely(texts: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA on a CPU has a TopK, and takes it for `top_k` unless it sees that only a part of the result is used."""
+    """XLA on a CPU has a TopK, and uses it for `top_k` unless it sees that only a part of the result is used."""
     queries, passages = texts
     monkeypatch.setattr(accelerators, "CELL", 1500)
     held = select_backend("xla").load(np.concatenate([passages] * 24))
     assert isinstance(held, DeviceVectors)
     lowered = search_cells.lower(compress(queries, held.precision), held.vectors, held.rows, held.layout, K, held.mesh)
     program = str(lowered.compile().as_text())
-    assert program.count('custom_call_target="TopK"') == 4, "groups, what is in them, cells, devices"
+    assert program.count('custom_call_target="TopK"') == 4, "groups, the best in them, cells, devices"
     assert " sort(" not in program
 
 
@@ -238,7 +239,7 @@ def test_large_corpora_are_streamed_with_equal_results(texts: tuple[np.ndarray, 
     blocks = list(streaming.stream_blocks(corpus, backend))
     assert [len(block.rows) for block in blocks] == [375, 375, 375, 375]
     assert np.concatenate([block.rows for block in blocks]).tolist() == list(range(1500))
-    assert len({block.top.layout for block in blocks}) == 1, "one program for all"  # type: ignore[attr-defined]
+    assert len({block.top.layout for block in blocks}) == 1, "all blocks have one program"  # type: ignore[attr-defined]
     passages = passages.copy()
     passages[1234, 0, 3] = np.nan
     with pytest.raises(ValueError, match=r"passage row 1234 has a NaN"):
@@ -248,10 +249,10 @@ def test_large_corpora_are_streamed_with_equal_results(texts: tuple[np.ndarray, 
 def test_vectors_that_fit_stay_on_the_devices(
     texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Devices with a memory of their own, which have room for 1,700 rows in int8, and for fewer in float32."""
+    """The devices have their own memory, with room for 1,700 rows in int8 and for fewer in float32."""
     queries, passages = texts
     backend = select_backend("xla", precision="int8")
-    monkeypatch.setattr(Xla, "free", 1700 * (16 + 12))  # a sixteenth of it may stay empty
+    monkeypatch.setattr(Xla, "free", 1700 * (16 + 12))  # up to a sixteenth may be padding
     stored = Named([passages[:400], passages[400:]])
     assert streaming.fits_devices(stored, backend)
     assert not streaming.fits_devices(stored, select_backend("xla"))
@@ -267,7 +268,7 @@ def test_vectors_that_fit_stay_on_the_devices(
 def test_vectors_that_do_not_fit_are_not_kept_on_devices(
     texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A corpus that is in memory, and devices with room for 700 of its rows, or for 1,700."""
+    """The corpus is in memory, and the devices have room for 700 of its rows, or for 1,700."""
     queries, passages = texts
     backend, each = select_backend("xla"), streaming.row_bytes((1, 16), precision.FLOAT32)
     stored = Named([passages])
@@ -276,7 +277,8 @@ def test_vectors_that_do_not_fit_are_not_kept_on_devices(
         monkeypatch.setattr(Xla, "free", room * each)
         assert streaming.exceeds_devices(kept, backend) == (parts == 0)
         assert_same_bits(search(queries, kept, K, backend), expected)
-        monkeypatch.setattr(Xla, "free", 700 * each)  # what is there already is no reason to load it again
+        # Vectors on the device are not loaded again, although there would be no room for them.
+        monkeypatch.setattr(Xla, "free", 700 * each)
         blocks = list(kept.blocks or ())
         assert_same_bits(search(queries, kept, K, backend), expected)
         assert len(blocks) == parts

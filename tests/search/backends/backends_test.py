@@ -1,4 +1,4 @@
-"""Backends: what they promise to search.py, how one is chosen, and that the self-check refuses a bad one."""
+"""Backends: the contract with search.py, how one is chosen, and that the self-check refuses a faulty one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_self_check_passes(name: str) -> None:
 
 @dataclass(frozen=True)
 class Faulty:
-    """A backend that is right but for one fault."""
+    """A backend with one fault."""
 
     fault: str
     name: str = "faulty"
@@ -112,7 +112,7 @@ def test_auto_takes_faiss_on_a_cpu_and_says_why() -> None:
 
 
 def test_a_description_names_the_devices_that_are_used() -> None:
-    """Lists of vectors are on the first."""
+    """Lists of vectors are on the first device only."""
     assert " on 8 x cpu (as requested)" in select_backend("xla").description
     assert (
         " on cpu, candidates in int8 (as requested)" in select_backend("xla", lists=True, precision="int8").description
@@ -142,7 +142,7 @@ def test_faiss_gpu_without_a_gpu_is_an_error() -> None:
 
 
 class FakeGpuFaiss:
-    """FAISS's GPU interface, computed on the CPU: for the arguments and shapes of the calls, not for the kernels."""
+    """FAISS's GPU interface, computed on the CPU: it tests the arguments and shapes of calls, not the kernels."""
 
     __version__ = "1.15.1"
 
@@ -192,9 +192,9 @@ def test_gpu_backend_calls_and_limit(n: int, n_vectors: int, k: int, gpus: int) 
     result = backend.load(vectors)(queries, k)
     exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
     for row, passages, scores, bound in zip(exact, result.rows, result.scores, result.bound, strict=True):
-        row[passages[scores > -np.inf]] = -np.inf  # what remains was never seen
+        row[passages[scores > -np.inf]] = -np.inf  # the rest was not returned
         assert row.max() <= bound + 1e-5
-    assert (result.bound > -np.inf).all()  # something was cut, by k or by the limit of 2048 rows
+    assert (result.bound > -np.inf).all()  # some rows were cut, by k or by the limit of 2048 rows
 
 
 def test_auto_prefers_a_gpu_that_faiss_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_auto_prefers_a_gpu_that_faiss_sees(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("dimension", [1, 8, 768])
 def test_rounding_error_bounds_float32_sums_in_any_order(dimension: int) -> None:
-    """One equal term after another, so that errors add up; the control is a tighter bound."""
+    """Equal terms are added one after another, so that errors add up; the control is a tighter bound."""
     queries = np.ones((200, dimension), np.float32)
     vectors = queries * (1 + np.random.default_rng(0).random((200, 1), dtype=np.float32))
     queries *= vectors
@@ -224,7 +224,7 @@ def test_upper_norms_are_above_the_norm_and_flag_what_is_not_finite() -> None:
     norms = rounding.upper_norms(vectors)
     assert (norms >= exact).all()
     np.testing.assert_allclose(norms, exact, rtol=1e-4)
-    tiny = np.full((1, 4), 1e-30, np.float32)  # its squares vanish in float32
+    tiny = np.full((1, 4), 1e-30, np.float32)  # the squares underflow in float32
     assert rounding.upper_norms(tiny)[0] >= 2e-30
     for value in (np.nan, np.inf, 1e19, 1e38):
         vectors[3, 5] = value
@@ -233,7 +233,7 @@ def test_upper_norms_are_above_the_norm_and_flag_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("n", [4 * proof.GROUP * 3 + 1, 1000, 1024])
 def test_keep_best_of_long_rows_is_that_of_a_sort(n: int) -> None:
-    """By groups, whatever lies where: the best side by side, in one group, at either end, and equal ones."""
+    """By groups, wherever the best scores are: side by side, in one group, at either end, or equal."""
     scores = np.random.default_rng(n).standard_normal((6, n)).astype(np.float32)
     groups = n // proof.GROUP
     for row, best in enumerate(([0, 1, 2, 3], [n - 1, n - 2, n - 3, 0], [5 + i * groups for i in range(4)])):
@@ -244,7 +244,7 @@ def test_keep_best_of_long_rows_is_that_of_a_sort(n: int) -> None:
     sorted_scores = -np.sort(-scores, axis=1)
     np.testing.assert_array_equal(-np.sort(-np.take_along_axis(scores, columns, 1), axis=1), sorted_scores[:, :3])
     np.testing.assert_array_equal(left_out, sorted_scores[:, 3])
-    assert all(len(set(row)) == 3 for row in columns.tolist()), "no column twice"
+    assert all(len(set(row)) == 3 for row in columns.tolist()), "no column is repeated"
 
 
 def test_keep_best_bounds_what_is_left_out() -> None:
@@ -258,7 +258,7 @@ def test_keep_best_bounds_what_is_left_out() -> None:
 
 
 def test_results_of_several_gpus_equal_one() -> None:
-    """The best lie on both GPUs."""
+    """The best vectors are on both GPUs."""
     queries, vectors = data(90, 2)
     vectors[30:60] *= 9
     one, two = (faiss_backend.FaissGpu(FakeGpuFaiss(), (object(),) * gpus, "fake") for gpus in (1, 2))

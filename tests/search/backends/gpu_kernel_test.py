@@ -1,4 +1,4 @@
-"""A GPU's search, whose kernel Pallas interprets here: the maxima of groups, and the same proven results."""
+"""Search on a GPU, with its kernel interpreted by Pallas: the maxima of groups, and the same proven results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CELLS, SIZE, D, K = 2, 64, 32, 10
 
 @pytest.fixture(scope="module", autouse=True)
 def _small() -> Iterator[None]:
-    """Tiles of 32 places and 16 numbers, cells of 64 rows; and a CPU has what a GPU has."""
+    """Set tiles of 32 places and 16 numbers and cells of 64 rows, and let a CPU take the kernel as a GPU does."""
     can_take = gpu_kernel.can_take
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_kernel, "TILE_PLACES", 32)
@@ -36,7 +36,7 @@ def _small() -> Iterator[None]:
 
 
 def drawn(name: str) -> tuple[Compressed, Compressed, jax.Array]:
-    """32 queries, two cells of vectors in a precision, and what is missing in one of them."""
+    """32 queries, two cells of vectors in a precision, and the mask of one cell's rows."""
     random, precision = np.random.default_rng(0), find_precision(name)
     queries = compress(random.standard_normal((32, D), dtype=np.float32), precision)
     flat = compress(random.standard_normal((CELLS * SIZE, D), dtype=np.float32), precision)
@@ -60,7 +60,7 @@ def test_maxima_are_those_of_the_scores_of_a_group(name: str) -> None:
 
 
 def test_a_cell_is_copied_where_offsets_would_turn_negative(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between 2 and 4 GiB of int8, and nowhere else."""
+    """The copy is made only for int8 cells of 2 to 4 GiB."""
 
     def largest(dtype: str, cells: int) -> int:
         numbers = jax.ShapeDtypeStruct((cells, 2**20, 768), dtype)
@@ -85,8 +85,8 @@ def test_a_cell_is_copied_where_offsets_would_turn_negative(monkeypatch: pytest.
 
 
 def test_the_rest_of_a_chosen_group_is_below_the_bound() -> None:
-    """The five best are in one group, whose places are four apart: the fourth and fifth are left out, far above all
-    other groups."""
+    """The five best are in one group, whose places are four apart. The fourth and fifth are left out, although they are
+    far above all other groups."""
     vectors = np.zeros((1, SIZE, D), np.float32)
     vectors[0, :, 0] = 1
     vectors[0, 1:20:4, 0] = [50, 49, 48, 47, 46]
@@ -103,7 +103,7 @@ def test_the_rest_of_a_chosen_group_is_below_the_bound() -> None:
 
 @pytest.mark.parametrize("name", LOW)
 def test_results_equal_faiss(name: str) -> None:
-    """Of rows that one query likes, one after the other, and some twice."""
+    """Many consecutive rows are near one query, and some rows are repeated."""
     random = np.random.default_rng(1)
     queries = random.standard_normal((9, D), dtype=np.float32)
     passages = random.standard_normal((900, 1, D), dtype=np.float32)
@@ -113,7 +113,7 @@ def test_results_equal_faiss(name: str) -> None:
     held = backend.load(passages)
     assert isinstance(held, DeviceVectors)
     assert accelerators._by_maxima(held.vectors, held.layout, held.mesh)
-    assert held.layout == (16, SIZE, 1)  # eight devices, two cells each, none of them full
+    assert held.layout == (16, SIZE, 1)  # eight devices with two cells each, none of them full
     for k in (K, 300):
         result, expected = search(queries, [passages], k, backend), search(queries, [passages], k, FAISS)
         np.testing.assert_array_equal(result.rows, expected.rows)

@@ -1,4 +1,5 @@
-"""Vectors in int8 beside those in float32: what was lost bounds what was left out, whatever the vectors are."""
+"""Vectors in int8 compared with float32: the measured loss bounds the scores of vectors that were left out, for any
+vectors."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ QUERY = np.random.default_rng(1).standard_normal((1, DIMENSION), dtype=np.float3
 @pytest.mark.parametrize("dimension", [16, DIMENSION])
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors_left_out_are_below_the_bound(kind: str, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where FAISS multiplies bytes, a multiple of 16, and where it does not; of vectors that are rounded in parts."""
+    """For dimensions that FAISS multiplies in bytes (multiples of 16) and for others; vectors are rounded in parts."""
     monkeypatch.setattr(int8, "ROWS_AT_ONCE", 700)
     numbers, query = np.ascontiguousarray(vectors(kind)[:, :dimension]), QUERY[:, :dimension]
     held = Quantized(faiss, numbers)
@@ -57,7 +58,7 @@ def test_vectors_left_out_are_below_the_bound(kind: str, dimension: int, monkeyp
     assert scores.shape == rows.shape == (1, K)
     assert len(set(rows[0].tolist())) == K
     assert (np.diff(scores) <= 0).all()
-    assert (np.abs(scores[0] - exact[rows[0]]) <= error).all(), "float32, not int8"
+    assert (np.abs(scores[0] - exact[rows[0]]) <= error).all(), "scores are float32 products, not int8"
     others = np.delete(exact, rows[0])
     assert others.max() <= float(bound[0]) + error
     codes = held.index.reconstruct_n(0, ROWS).astype(np.float64)
@@ -74,11 +75,13 @@ def test_control_without_rounding_losses_the_bound_fails() -> None:
     held = Quantized(faiss, numbers)
     held.max_error = held.longest_code = 0
     _, rows, bound = held.best(QUERY, 1)
-    assert np.delete(exact, rows[0]).max() > float(bound[0]), "of what is so much alike int8 finds others"
+    assert np.delete(exact, rows[0]).max() > float(bound[0]), (
+        "the vectors are so similar that int8 ranks other ones first"
+    )
 
 
 def test_faiss_multiplies_only_integers_exactly() -> None:
-    """It rounds a query where a vector has a multiple of 16 numbers; a version that does not is no harm."""
+    """FAISS rounds a query if vectors have a multiple of 16 numbers; a version that does not would be no problem."""
     random = np.random.default_rng(0)
     codes = random.integers(-127, 128, (40, 384)).astype(np.float32)
     index = faiss.IndexScalarQuantizer(384, faiss.ScalarQuantizer.QT_8bit_direct_signed, faiss.METRIC_INNER_PRODUCT)
@@ -125,13 +128,13 @@ def test_few_vectors_are_all_returned() -> None:
     np.testing.assert_array_equal(rows[0], np.argsort(-(numbers @ QUERY[0])))
     assert bound[0] == -np.inf
     _, _, bound = Quantized(faiss, numbers).best(QUERY, 20)
-    assert bound[0] == scores[0, 20], "what was multiplied again and is not among the best"
+    assert bound[0] == scores[0, 20], "a vector that was multiplied again and is not among the best"
 
 
 @pytest.mark.parametrize("n_vectors", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_question_gives_the_result_of_a_batch(kind: str, n_vectors: int) -> None:
-    """Bit for bit; where int8 proves nothing, float32 does."""
+    """Results are equal to the bit; where int8 proves nothing, float32 does."""
     passages = vectors(kind)[: ROWS // n_vectors * n_vectors].reshape(-1, n_vectors, DIMENSION)
     corpus, backend = BlockCorpus([passages[:600], passages[600:]]), with_many_searches(select_backend("faiss-cpu"))
     for k in (1, 40, MOST_CANDIDATES):
@@ -166,7 +169,7 @@ def test_int8_vectors_are_made_by_the_first_single_question(monkeypatch: pytest.
     top = many.load(passages)
     for k in (3, MOST_CANDIDATES // CANDIDATE_FACTOR):
         top(QUERY, k)
-    assert len(made) == 1, "and once"
+    assert len(made) == 1, "the vectors are compressed once"
 
 
 def test_control_a_float32_search_reads_four_times_as_much() -> None:

@@ -1,4 +1,4 @@
-"""Vectors in fewer bits: what was lost is measured, and bounds what a product may be."""
+"""Vectors in fewer bits: the loss of rounding is measured, and bounds the error of a product."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def vectors(kind: str, count: int = 60, dimension: int = 24) -> np.ndarray:
 
 
 def back(compressed: Compressed) -> np.ndarray:
-    """The numbers that a compressed vector stands for, float64."""
+    """Return the float64 numbers that compressed vectors represent."""
     numbers: np.ndarray = compressed.numbers.astype(np.float64)
     return numbers if compressed.scale is None else numbers * compressed.scale.astype(np.float64)[:, None]
 
 
 def test_a_vector_by_hand() -> None:
-    """q = (1, 2, -1, .5), d = (.3, -.7, .11, .05): z, |e|, the product of q and d', how far it may be from q.d."""
+    """q = (1, 2, -1, .5), d = (.3, -.7, .11, .05): numbers, |e|, the product of q and d', and the bound of its
+    error."""
     query, passage = np.array([[1, 2, -1, 0.5]]), np.array([[0.3, -0.7, 0.11, 0.05]])
     compressed = compress(passage.astype(np.float32), PRECISIONS["int8"])
     assert compressed.numbers.tolist() == [[54, -127, 20, 9]]
@@ -61,7 +62,7 @@ def test_norms_and_errors_are_those_of_float64_rounded_up(name: str, kind: str) 
     assert (compressed.error >= error).all()
     assert (compressed.norm >= np.maximum(norms, np.linalg.norm(exact, axis=1))).all()
     assert (compressed.error <= error * 1.001 + 1e-6 * np.linalg.norm(exact, axis=1) + 1e-17).all(), (
-        "no larger than need be"
+        "not larger than necessary"
     )
     assert (norms <= np.linalg.norm(exact, axis=1) * (1 + PRECISIONS[name].growth * 24**0.5) + 1e-30).all()
 
@@ -75,12 +76,12 @@ def test_products_are_within_the_rounding_loss(name: str, kind: str) -> None:
     off = np.abs(exact - back(some) @ back(passages).T)
     bound = losses(some, passages)
     assert (off <= bound).all()
-    if kind != "tiny":  # whose norms are rounded up far above them (`upper_norms`)
-        assert (off > bound / 100).any(), "control: a bound a hundred times smaller is none"
+    if kind != "tiny":  # whose norms are rounded up by far (`upper_norms`)
+        assert (off > bound / 100).any(), "control: a hundredth of the bound would not hold"
 
 
 def test_rounding_loss_of_gaussian_vectors() -> None:
-    """Of bfloat16 .42 of 2^-8 |d|; of int8 a half of the step times sqrt(n) is 1.7 times what is measured."""
+    """In bfloat16, .42 of 2^-8 |d|; in int8, half of the step times sqrt(n) is 1.7 times the measured loss."""
     numbers = np.random.default_rng(0).standard_normal((300, 384), dtype=np.float32)
     norms = np.linalg.norm(numbers, axis=1)
     bf16, int8 = (compress(numbers, PRECISIONS[name]) for name in ("bfloat16", "int8"))
@@ -109,7 +110,7 @@ def test_rounded_up() -> None:
     assert rounded.dtype == np.float32
     assert (rounded >= values).all()
     np.testing.assert_array_equal(rounded, np.array([1, 1 + 2.0**-23, 0.1, 0], np.float32))
-    assert (values.astype(np.float32) < values).any(), "control: rounding to the nearest is below"
+    assert (values.astype(np.float32) < values).any(), "control: rounding to nearest can round down"
 
 
 def test_an_unknown_precision_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Negatives that are left out by their scores, against loops and PyTorch; what they change in training."""
+"""Negatives that are masked by their scores, against loops and PyTorch; and their effect on training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_scores(batch: Batch, settings: LossSettings, in_batch: bool = True, vec
 
 
 def by_loops(scores: Scores, batch: Batch, margin: float, in_batch: bool) -> tuple[float, int]:
-    """(the loss, how many negatives were left out), from the definition."""
+    """Compute (the loss, how many negatives are masked) from the definition."""
     similarities = np.asarray(scores.similarities, np.float64).max(-1)
     ids, relevant, positives = (np.asarray(x) for x in (batch.passage_ids, batch.known_positives, batch.positives))
     group, losses, left_out = len(ids) // len(positives), [], 0
@@ -54,7 +54,7 @@ def by_loops(scores: Scores, batch: Batch, margin: float, in_batch: bool) -> tup
 @pytest.mark.table
 @pytest.mark.parametrize("in_batch", [True, False])
 def test_the_loss_equals_a_loop(in_batch: bool) -> None:
-    """Over all passages of the batch, and over a query's own alone."""
+    """Over all passages of the batch, and over only the query's own."""
     batch = make_batch()
     scores = make_scores(batch, MASKED, in_batch)
     expected, left_out = by_loops(scores, batch, MARGIN, in_batch)
@@ -80,7 +80,7 @@ def test_own_passages_only_equal_pytorchs_cross_entropy() -> None:
 
 
 def test_terms_with_other_labels_use_every_passage() -> None:
-    """A teacher judges what is relevant; nothing is left out of its term."""
+    """A teacher judges relevance itself, so its term masks no passage."""
     batch = make_batch()
     taught = jnp.asarray(np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32))
     settings = replace(MASKED, kl=replace(MASKED.kl, weight=1.0))
@@ -104,10 +104,11 @@ def test_validation_masks_nothing() -> None:
 
 
 def test_an_unjudged_relevant_passage_gets_no_gradient() -> None:
-    """The second passage answers best, and the example has the first as its positive. Vectors are trained alone."""
+    """The second passage is the best answer, but the example has the first as its positive. Only vectors are
+    trained."""
     start = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
     start[2] = start[0]
-    start[1] = start[0] + 0.9 * start[1]  # the positive: near, not as near
+    start[1] = start[0] + 0.9 * start[1]  # the positive is near, but not as near
     competing = jnp.ones((1, 5), bool)
 
     def loss(vectors: jax.Array, settings: LossSettings) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Cached gradients are plain gradients: same loss, same gradients, less memory, whatever the number of chunks."""
+"""Cached gradients equal plain gradients: the same loss and gradients in less memory, for any number of chunks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.tiny import (
 
 QUERIES = 4
 FAMILIES = {"self_contrastive": SELF_CONTRASTIVE, "scalar_mix": SCALAR_MIX}
-TOLERANCE = 1e-6  # relative, of the whole gradient: chunks add up in another order
+TOLERANCE = 1e-6  # relative, of the whole gradient: chunks change the order of a sum
 LEAF_TOLERANCE = 1e-5  # of one parameter's gradient, whose sums may nearly cancel
 
 
@@ -58,7 +58,7 @@ def encode(retriever: Any, params: Any, tokens: Tokens, side: Any, key: jax.Arra
 
 
 def plain(objective: RetrievalObjective) -> Callable[[Any, Batch, jax.Array], jax.Array]:
-    """The loss without caching: all texts at once, and nothing recomputed."""
+    """Return the loss without caching: all texts at once, without recomputation."""
 
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
         query_key, passage_key = jax.random.split(key)
@@ -82,7 +82,7 @@ def device_batch(queries: int) -> Batch:
     ("family", "chunks"), [pytest.param("self_contrastive", QUERIES, marks=pytest.mark.exhaustive), ("scalar_mix", 2)]
 )
 def test_the_cached_gradient_equals_the_plain_one(family: str, chunks: int) -> None:
-    """Masks of dropout too: they follow the text, not the chunk."""
+    """Dropout masks are equal, too: they depend on the text, not on the chunk."""
     objective = make_objective(FAMILIES[family], one_device(), chunk_size=QUERIES // chunks)
     params, batch, key = make_params(objective.model), device_batch(QUERIES), jax.random.key(5)
     cached = jax.jit(jax.value_and_grad(lambda p, b, k: objective(p, b, k).loss))
@@ -94,22 +94,22 @@ def test_the_cached_gradient_equals_the_plain_one(family: str, chunks: int) -> N
     assert min(float(jnp.abs(leaf).max()) for leaf in leaves_with_gradient(gradients)) > 0
     if family == "scalar_mix":
         alpha, by_hand = gradients["pooling"]["alpha"], expected["pooling"]["alpha"]
-        assert float(jnp.abs(by_hand).max()) > 1e-2, "the mixing weights have a gradient to lose"
+        assert float(jnp.abs(by_hand).max()) > 1e-2, "the gradient of the mixing weights is not zero"
         np.testing.assert_allclose(alpha, by_hand, rtol=1e-4, atol=TOLERANCE)
     other_loss, other = cached(params, batch, jax.random.key(6))
-    assert abs(float(other_loss) - float(expected_loss)) > 1e-3, "control: another dropout key, another loss"
-    assert distance(other, expected) > 1e-2, "control: another dropout key, other gradients"
+    assert abs(float(other_loss) - float(expected_loss)) > 1e-3, "control: another dropout key gives another loss"
+    assert distance(other, expected) > 1e-2, "control: another dropout key gives other gradients"
 
 
 def leaves_with_gradient(gradients: Any) -> list[jax.Array]:
-    """All leaves but the keys' biases: they add the same to every score of a softmax."""
+    """All leaves except the keys' biases, which add the same number to every score of a softmax."""
     leaves = jax.tree_util.tree_leaves_with_path(gradients)
     return [leaf for path, leaf in leaves if "/key/bias" not in "/".join(str(getattr(k, "key", k)) for k in path)]
 
 
 @pytest.mark.slow
 def test_every_text_has_its_own_dropout() -> None:
-    """Four equal texts, together and in four chunks: four different vectors, the same both times."""
+    """Four equal texts give four different vectors, and the same four when they are encoded in four chunks."""
     retriever = make_objective(SELF_CONTRASTIVE, one_device()).model
     params = make_params(retriever)
     tokens = jax.tree.map(lambda x: jnp.tile(x[:1], (QUERIES, 1)), device_batch(QUERIES).queries)
@@ -151,10 +151,8 @@ def test_a_rounded_chunk_size_is_printed() -> None:
     message = "train.chunk_size is 3; 4 of 16 queries are encoded at the same time, the next number that divides 16"
     assert describe_rounding(16, 3, 1) == message
     assert describe_rounding(16, 1, 4) == message.replace("is 3", "is 1") + " and is a multiple of 4 devices"
-    assert "; 127 of 127 queries" in describe_rounding(127, 8, 1), "a prime has no chunks"
-    assert not any(describe_rounding(16, size, 4) for size in (0, 4, 8, 16, 32)), (
-        "control: as asked, or all of a smaller batch"
-    )
+    assert "; 127 of 127 queries" in describe_rounding(127, 8, 1), "a prime number of queries has no chunks"
+    assert not any(describe_rounding(16, size, 4) for size in (0, 4, 8, 16, 32)), "control: these sizes are not rounded"
 
 
 @pytest.mark.slow
@@ -173,14 +171,14 @@ def test_validation_is_the_same_in_chunks_and_takes_less_memory() -> None:
 
 
 def without_dropout(objective: RetrievalObjective) -> RetrievalObjective:
-    """Compiles in half the time."""
+    """Turn dropout off, which halves the compilation."""
     module = objective.model.module
     return dataclasses.replace(objective, model=RetrieverModel(module.clone(config=WITHOUT_DROPOUT)))
 
 
 @pytest.mark.exhaustive
 def test_caching_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Temporary memory of the compiled gradient. The control is the same scan with everything saved."""
+    """Compare the temporary memory of the compiled gradient. The control is the same scan with all values saved."""
     queries = 16
     batch, key = device_batch(queries), jax.random.key(0)
 
@@ -193,4 +191,4 @@ def test_caching_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cached = temporary(0), temporary(2)
     assert cached < whole / 2
     monkeypatch.setattr(grad_cache.jax, "checkpoint", lambda function: function)
-    assert temporary(2) > 2 * cached, "control: without recomputation nothing is gained"
+    assert temporary(2) > 2 * cached, "control: without recomputation no memory is saved"

@@ -1,4 +1,4 @@
-"""The contrastive loss against loops in float64, written from the formulas; gradients against finite differences."""
+"""The contrastive loss against float64 loops written from the formulas; gradients against finite differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def contrastive_loss(S: Any, positives: Any, allowed: Any, settings: LossSetting
 
 @dataclass
 class Case:
-    """Five rows of queries (the last is padding), nine passages.
+    """Five rows of queries (the last is padding) and nine passages.
 
     Query 0 has the same positive as query 3 (another copy, in row 6); passage 3 is another known positive of query 1;
     passage 8 is an empty slot.
@@ -51,7 +51,7 @@ class Case:
         generator = np.random.default_rng(self.seed)
         self.queries = generator.standard_normal((len(self.positives), D)).astype(np.float32)
         self.passages = generator.standard_normal((len(self.ids), self.V, D)).astype(np.float32)
-        # All scores of query 2 are negative: nothing that is not there may win.
+        # All scores of query 2 are negative: a missing passage must not win with 0.
         self.passages[:, :, 0] = -np.abs(self.passages[:, :, 0]) - 5
         self.queries[2] = np.eye(D)[0]
         counts = generator.integers(1, self.V + 1, len(self.ids))
@@ -60,7 +60,7 @@ class Case:
         self.mask = np.arange(self.V)[None] < counts[:, None]
 
     def batch(self) -> Batch:
-        tokens = make_tokens(2, 2)  # the loss does not look at them
+        tokens = make_tokens(2, 2)  # the loss does not use them
         return Batch(tokens, tokens, *map(jnp.asarray, (self.positives, self.ids, self.known_positives)))
 
     def raw(self) -> np.ndarray:
@@ -72,7 +72,7 @@ class Case:
 
 
 def competes(case: Case, i: int, j: int) -> bool:
-    """Whether passage j is in query i's softmax."""
+    """Return whether passage j is in query i's softmax."""
     if j == case.positives[i]:
         return True
     return case.ids[j] != -1 and case.ids[j] not in case.known_positives[i]
@@ -84,7 +84,7 @@ def minus_log_softmax(logits: list[float], target: int) -> float:
 
 
 def oracle(raw: np.ndarray, case: Case, settings: LossSettings) -> dict[str, float]:
-    """The loss and its terms by loops, in float64."""
+    """Compute the loss and its terms by loops, in float64."""
     contrastive, local, hits, ranks, count = 0.0, 0.0, 0, 0, 0
     for i, own in enumerate(case.positives):
         if own < 0:
@@ -129,8 +129,8 @@ def test_golden_values_of_every_term(V: int) -> None:
 
 
 def test_only_the_querys_own_negatives() -> None:
-    """I3 eq. 9 by a loop in float64: three queries with three passages each; the second query's last is another
-    positive of it, the third's last does not exist."""
+    """I3 eq. 9 by a loop in float64: three queries with three passages each. The second query's last passage is another
+    positive of it; the third query's last does not exist."""
     generator = np.random.default_rng(3)
     raw = generator.standard_normal((3, 9)) * 2
     ids = np.array([1, 2, 3, 4, 5, 6, 7, 8, -1], np.int32)
@@ -145,7 +145,7 @@ def test_only_the_querys_own_negatives() -> None:
     terms = contrastive_loss(S, batch.positives, competing, LossSettings(in_batch_negatives=False))
     assert float(terms.loss) == pytest.approx(expected, rel=1e-6)
     whole = contrastive_loss(S, batch.positives, competing_passages(batch), LossSettings())
-    assert abs(float(whole.loss) - expected) > 0.1, "control: the whole batch"
+    assert abs(float(whole.loss) - expected) > 0.1, "control: all negatives of the batch"
     empty = Batch(tokens, tokens, jnp.array([0, 3, -1]), *map(jnp.asarray, (ids, relevant)))
     alone = contrastive_loss(S, empty.positives, competing_passages(empty, False), LossSettings())
     first_two = np.mean([minus_log_softmax([raw[i, j] for j in own[i]], 0) for i in (0, 1)])
@@ -153,7 +153,7 @@ def test_only_the_querys_own_negatives() -> None:
 
 
 def test_every_feature_of_the_case_changes_the_loss() -> None:
-    """Every feature of the case changes the loss, so no test of values passes without it."""
+    """Without one of these features, the loss differs, so every test of values covers all of them."""
     settings = LossSettings("first", "first", 1.0, 1.0, 1.0)
     case, terms = Case(5), Case(5).ours(settings)
     assert (case.raw()[2] < 0).all()
@@ -238,7 +238,7 @@ def test_one_vector_without_local_weight_gives_the_loss_of_dpr(positive: Any, lo
 
 
 def test_parts_compete_with_the_documents_of_the_whole() -> None:
-    """The third document, the best of both parts, does not compete."""
+    """The third document is the best by both parts, but does not compete."""
     S, competing = jnp.array([[[2.0], [1.0], [9.0]]]), jnp.array([[True, True, False]])
     terms = total_loss(Scores(S, jnp.array([0]), competing, LossSettings(parts_weight=0.5), parts=(S, 2 * S))).terms
     assert float(terms["parts"]) == pytest.approx(np.log1p(np.exp(-1)) + np.log1p(np.exp(-2)), rel=1e-6)
@@ -253,12 +253,12 @@ def test_equal_scores_are_ordered_by_position() -> None:
 
 
 def test_mask_of_candidates() -> None:
-    """Row = query, column = passage, on the case above."""
+    """Rows are queries, columns are passages of the case above."""
     expected = [
-        [1, 1, 1, 1, 1, 1, 0, 1, 0],  # not the copy of its own positive in row 6
-        [1, 1, 1, 0, 1, 1, 1, 1, 0],  # not its other positive
+        [1, 1, 1, 1, 1, 1, 0, 1, 0],  # without the copy of its positive in row 6
+        [1, 1, 1, 0, 1, 1, 1, 1, 0],  # without its other positive
         [1, 1, 1, 1, 1, 1, 1, 1, 0],
-        [0, 1, 1, 1, 1, 1, 1, 1, 0],  # not the copy in row 0; row 6 is its own
+        [0, 1, 1, 1, 1, 1, 1, 1, 0],  # without the copy in row 0; row 6 is its positive
         [1, 1, 1, 1, 1, 1, 1, 1, 0],
     ]
     np.testing.assert_array_equal(competing_passages(Case(1).batch()), np.array(expected, bool))
@@ -267,7 +267,7 @@ def test_mask_of_candidates() -> None:
 @pytest.mark.table
 @pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
 def test_rows_with_only_padding_are_finite(settings: LossSettings) -> None:
-    """No query, no passage, no vector: value 0, gradient 0, no NaN."""
+    """Without a query, a passage or a vector, the value and the gradient are 0, not NaN."""
     B, N, V = 2, 3, 2
     mask = jnp.zeros((N, V), bool)
 
@@ -283,7 +283,7 @@ def test_rows_with_only_padding_are_finite(settings: LossSettings) -> None:
 @pytest.mark.table
 @pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
 def test_a_positive_without_vectors_is_finite(settings: LossSettings) -> None:
-    """An empty text as a positive: a large loss to be seen, finite, and no gradient into the missing vectors."""
+    """A positive without text gives a large finite loss, and no gradient of the missing vectors."""
     mask = jnp.ones((4, 2), bool).at[0].set(False)
 
     def loss(queries: jax.Array, passages: jax.Array) -> jax.Array:
@@ -297,7 +297,7 @@ def test_a_positive_without_vectors_is_finite(settings: LossSettings) -> None:
 
 
 def test_padding_passages_do_not_change_the_loss() -> None:
-    """Three more empty slots, with vectors that would win by far if they were looked at."""
+    """Three more empty slots have vectors that would win by far if they competed."""
     case, settings = Case(2), LossSettings("first", "first", local_weight=1.0)
     longer = Case(2)
     longer.ids = np.append(case.ids, [-1, -1, -1]).astype(np.int32)
@@ -305,7 +305,9 @@ def test_padding_passages_do_not_change_the_loss() -> None:
     longer.mask = np.concatenate([case.mask, np.ones((3, 2), bool)])
     np.testing.assert_allclose(longer.ours(settings).loss, case.ours(settings).loss, rtol=1e-6)
     longer.ids[-1] = 99
-    assert abs(float(longer.ours(settings).loss) - float(case.ours(settings).loss)) > 1, "control: a passage that is"
+    assert abs(float(longer.ours(settings).loss) - float(case.ours(settings).loss)) > 1, (
+        "control: the slot has a passage"
+    )
 
 
 def settings_of(overrides: dict[str, Any]) -> LossSettings:
@@ -335,7 +337,7 @@ def test_a_temperature_must_be_positive(key: str, value: float) -> None:
 
 
 def test_annealing_by_epoch() -> None:
-    """max(0.3, exp(-0.1 t)) with t = 0 in the first epoch: the floor is reached in epoch 13."""
+    """max(0.3, exp(-0.1 t)), where t is 0 in the first epoch: the floor is reached in epoch 13."""
     settings = LossSettings(annealing_rate=0.1, annealing_floor=0.3, epochs_per_step=0.2)
     factors = [float(settings.annealing(jnp.int32(step))) for step in (0, 4, 5, 9, 60, 64, 65, 1000)]
     expected = [1, 1, np.exp(-0.1), np.exp(-0.1), np.exp(-1.2), np.exp(-1.2), 0.3, 0.3]
@@ -344,7 +346,7 @@ def test_annealing_by_epoch() -> None:
 
 
 def test_a_heads_own_loss_decays_by_epoch() -> None:
-    """The mean over tokens of (sum, count) pairs, times weight * decay^epoch."""
+    """The loss is the mean over tokens of (sum, count) pairs, times weight * decay^epoch."""
     settings = LossSettings(auxiliary_weight=2.0, auxiliary_decay=0.1, contrastive_weight=0.0)
     own = jnp.array([[3.0, 2.0], [0.0, 0.0], [5.0, 2.0]])
     S, allowed = jnp.zeros((1, 3, 1)), jnp.ones((1, 3), bool)
@@ -359,7 +361,7 @@ TEACHER = np.array([[8, 6, 1, -2], [5, 4, 9, 0]], np.float32)
 
 
 def taught(settings: LossSettings, teacher: np.ndarray = TEACHER, empty: tuple[int, int] | None = None) -> LossTerms:
-    """The loss of two queries with four passages each; scores of the other's passages are 0."""
+    """The loss of two queries with four passages each; scores of the other query's passages are 0."""
 
     def value(student: jax.Array) -> tuple[jax.Array, LossTerms]:
         S = jnp.zeros((2, 8, 1)).at[0, :4, 0].set(student[0]).at[1, 4:, 0].set(student[1])
@@ -378,7 +380,8 @@ def only(**groups: Any) -> LossSettings:
 
 
 def numpy_kl(student: np.ndarray, teacher: np.ndarray, temperature: float, teacher_temperature: float) -> float:
-    """In float64; what the teacher did not score is NaN. A row without a score of its positive is left out."""
+    """Compute the KL divergence in float64; a passage that the teacher did not score is NaN. A row without a score of
+    its positive is left out."""
     rows = []
     for s, t in zip(student.astype(np.float64), teacher.astype(np.float64)):
         mask = np.isfinite(t)
@@ -389,7 +392,7 @@ def numpy_kl(student: np.ndarray, teacher: np.ndarray, temperature: float, teach
     return float(np.mean(rows))
 
 
-# Of torch's KLDivLoss(reduction="batchmean") on the rows above: (temperature, the teacher's, scaled) -> loss.
+# Values of torch's KLDivLoss(reduction="batchmean") on the rows above: (temperature, the teacher's, scaled) -> loss.
 KL = {
     (2.0, 2.0, True): 2.848525,
     (1.0, 1.0, False): 1.279065,
@@ -412,7 +415,8 @@ def test_kl_to_a_teacher(case: tuple[float, float, bool]) -> None:
 
 
 def test_gradients_of_distillation_terms() -> None:
-    """Of the first row, in a mean over two rows, or six margins; and against differences in float64."""
+    """Gradients of the first row, in a mean over two rows or six margins; also against finite differences in
+    float64."""
     kl, mse = taught(only(kl=KlSettings(1.0))), taught(only(margin_mse=MarginMseSettings(1.0)))
     np.testing.assert_allclose(np.asarray(kl.rank)[0], [-0.135298, 0.052553, 0.067593, 0.015152], atol=2e-6)
     np.testing.assert_allclose(np.asarray(mse.rank)[0], [-4.5, 1 / 3, 11 / 6, 7 / 3], atol=2e-5)
@@ -426,7 +430,7 @@ def test_gradients_of_distillation_terms() -> None:
 
 
 def test_unscored_passages_have_no_effect() -> None:
-    """An empty slot, a score that is missing, and a query of which none is there; gradients stay finite."""
+    """An empty slot, a missing score, and a query without any score; gradients are finite."""
     assert float(taught(only(kl=KlSettings(1.0)), empty=(1, 3)).terms["kl"]) == pytest.approx(1.144550, rel=2e-6)
     missing = TEACHER.copy()
     missing[1, 3] = np.nan
@@ -454,7 +458,8 @@ def test_unscored_passages_have_no_effect() -> None:
 
 
 def test_binary_loss_equals_pytorch() -> None:
-    """torch's BCEWithLogitsLoss, labels 1 0 0 0, without and with pos_weight 3; and the gradient of its formula."""
+    """The values are those of torch's BCEWithLogitsLoss, labels 1 0 0 0, without and with pos_weight 3; the gradient is
+    that of the formula."""
     assert float(taught(only(binary=BinarySettings(1.0))).terms["binary"]) == pytest.approx(1.238682, rel=1e-6)
     weighted = taught(only(binary=BinarySettings(1.0, 3.0)))
     assert float(weighted.terms["binary"]) == pytest.approx(1.443700, rel=1e-6)
@@ -473,13 +478,13 @@ def test_distillation_terms_are_off_without_a_teacher() -> None:
 
 @pytest.mark.parametrize(("examples", "batch_size"), [(5, 3), (7, 2), (4, 4), (3, 8), (1000, 128)])
 def test_annealing_uses_epochs_of_the_data(examples: int, batch_size: int) -> None:
-    """Not a rounded number of steps: that would run ahead of the stream of examples, or behind it."""
+    """A rounded number of steps per epoch would run ahead of the stream of examples, or behind it."""
     settings = LossSettings(epochs_per_step=batch_size / examples)
     for step in range(200):
         first, middle, last = step * batch_size, (step + 0.5) * batch_size, (step + 1) * batch_size - 1
         epoch = int(settings.epoch(jnp.int32(step)))
         assert first // examples <= epoch <= last // examples
-        if middle % examples:  # where the middle falls between two epochs, either will do
+        if middle % examples:  # in a batch of two epochs, either one is right
             assert epoch == middle // examples
 
 

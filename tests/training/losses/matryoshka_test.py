@@ -1,5 +1,5 @@
-"""The loss over sizes of vectors against PyTorch, by the rule of sentence-transformers: cut, scaled to length 1, the
-same loss again, times a weight."""
+"""The loss over sizes of vectors against PyTorch. As in sentence-transformers, vectors are cut, scaled to length 1, and
+the loss is computed again and weighted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_batch(group: int) -> Batch:
 
 
 def encoded(overrides: dict[str, Any], batch: Batch) -> tuple[Any, Any, Any]:
-    """(objective, parameters, vectors of queries and passages as the loss gets them)."""
+    """(objective, parameters, vectors of queries and passages that the loss reads)."""
     objective = tiny.make_objective(overrides, make_mesh(1, jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     params = tiny.make_params(objective.model)
     return objective, params, objective.encode(params, batch, jax.random.key(0), train=True)
@@ -49,14 +49,14 @@ def tensors(*arrays: Any) -> list[Any]:
 
 
 def allowed(batch: Batch) -> Any:
-    """Which passages each query competes for, from the definition."""
+    """Compute from the definition which passages compete for each query."""
     ids, relevant = np.asarray(batch.passage_ids), np.asarray(batch.known_positives)
     own = np.arange(len(ids))[None] == np.asarray(batch.positives)[:, None]
     return torch.tensor(own | ((ids >= 0)[None] & ~(ids[None, :, None] == relevant[:, None, :]).any(-1)))
 
 
 def contrastive(vectors: list[Any], batch: Batch, size: int, first: bool) -> tuple[Any, Any]:
-    """(loss, scores of every query with every vector) of the first `size` numbers."""
+    """(loss, scores of every query with every vector), from the first `size` numbers."""
     q, d = (functional.normalize(side[..., :size], dim=-1) for side in vectors)
     scores = torch.einsum("qd,nvd->qnv", q[:, 0], d)
     own = torch.tensor(np.asarray(batch.positives)).long()
@@ -93,13 +93,13 @@ def test_the_loss_is_the_weighted_sum_over_sizes() -> None:
     whole = replace(objective.settings, matryoshka=MatryoshkaSettings())
     plain = replace(objective, settings=whole)(params, batch, jax.random.key(0))
     assert float(terms.terms["contrastive"]) == pytest.approx(float(plain.terms["contrastive"]), rel=1e-6)
-    assert abs(float(plain.loss) - expected) > 0.5, "control: the loss of whole vectors alone"
+    assert abs(float(plain.loss) - expected) > 0.5, "control: the loss of whole vectors only"
     assert (float(terms.accuracy), float(terms.rank)) == (float(plain.accuracy), float(plain.rank))
 
 
 @pytest.mark.slow
 def test_every_vector_of_a_passage_is_cut() -> None:
-    """MLR, self-contrastive: the contrastive and the local term of each size, on each layer's cut vector."""
+    """MLR, self-contrastive: the contrastive and the local term of each size use every layer's cut vector."""
     batch = make_batch(2)
     objective, params, (q, d) = encoded(tiny.SELF_CONTRASTIVE | MATRYOSHKA, batch)
     expected = 0.0
@@ -112,14 +112,14 @@ def test_every_vector_of_a_passage_is_cut() -> None:
 
 
 class GivenVectors(RetrievalObjective):
-    """Has vectors in place of parameters."""
+    """An objective whose parameters are the vectors."""
 
     def encode(self, params: Any, *_: Any) -> tuple[Embeddings, Embeddings]:
         return params["query"], params["passage"]
 
 
 def test_the_loss_and_its_gradients_equal_pytorch() -> None:
-    """With respect to the vectors, through cutting and scaling."""
+    """Gradients are with respect to the vectors, through cutting and scaling."""
     batch, random = make_batch(2), np.random.default_rng(0)
     objective = tiny.make_objective(
         tiny.DUAL_ENCODER | MATRYOSHKA, make_mesh(1, jax.devices()[:1]), tiny.WITHOUT_DROPOUT
@@ -164,7 +164,7 @@ def test_invalid_settings_are_errors(overrides: dict[str, Any], message: str) ->
 
 
 def test_the_teacher_of_a_batch_teaches_every_size() -> None:
-    """loss.in_batch_kl: one teacher's scores, of whole vectors, for each size."""
+    """loss.in_batch_kl: one teacher scores whole vectors, and teaches every size."""
     random = np.random.default_rng(0)
     student = {size: random.normal(size=(4, 8, 1)).astype(np.float32) for size in (16, 8, 4)}
     teacher = random.normal(size=(4, 8)).astype(np.float32)
@@ -190,7 +190,7 @@ def test_the_teacher_of_a_batch_teaches_every_size() -> None:
 
 @pytest.mark.parametrize("sizes", [(), (16, 2)])
 def test_trained_first_numbers_retrieve_like_whole_vectors(sizes: tuple[int, ...]) -> None:
-    """Vectors alone are trained, 24 pairs; then the first two numbers choose among 24 passages."""
+    """Only the vectors of 24 pairs are trained; then the first two numbers choose among 24 passages."""
     keys = {"normalize": True, "loss.temperature": 0.1, "loss.matryoshka.sizes": sizes}
     settings = loss_settings(tiny.make_config(keys), tiny.make_retriever(keys))
     pairs, mask = jnp.arange(24), jnp.ones((24, 1), bool)

@@ -1,4 +1,4 @@
-"""Penalties on the weights of words, their growth, and their place in the loss, against loops in float64."""
+"""Penalties on the weights of words, their growth over steps, and their terms in the loss, against loops in float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_penalties_and_their_gradients(norm: str) -> None:
         more, less = WEIGHTS.astype(float), WEIGHTS.astype(float)
         more[place], less[place] = more[place] + 1e-5, less[place] - 1e-5
         assert float(gradient[place]) == pytest.approx((by_hand(norm, more) - by_hand(norm, less)) / 2e-5, abs=1e-6)
-    assert not np.asarray(gradient)[2].any(), "an empty row"
+    assert not np.asarray(gradient)[2].any(), "an empty row has no gradient"
 
 
 def test_flops_penalty_is_computed_over_the_whole_batch() -> None:
@@ -63,7 +63,7 @@ def test_the_loss_adds_both_penalties(step: int) -> None:
     vectors = jax.jit(lambda p: objective.encode(p, batch, jax.random.key(0), True))(params)
     queries, passages = (np.asarray(x.vectors[:, 0], float) for x in vectors)
     passages = passages[np.asarray(batch.passage_ids) >= 0]
-    assert len(passages) == 7, "an empty slot"
+    assert len(passages) == 7, "the batch has an empty slot"
     expected = {
         "query_sparsity": np.abs(queries).sum(axis=1).mean(),
         "passage_sparsity": (np.abs(passages).mean(axis=0) ** 2).sum(),

@@ -1,4 +1,4 @@
-"""Losses and gradients of every method against plain numpy, on eight devices, in chunks, with parameters split."""
+"""Losses and gradients of every method against numpy, on eight devices, in chunks, with parameters split."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METHODS = {
 
 
 def make_batch(method: PretrainingMethod, number: int = 0) -> MaskedTexts:
-    """Sixteen rows, of which some are empty."""
+    """Sixteen rows, some of which are empty."""
     random = np.random.default_rng(7)
     documents = Ragged.from_lists([random.integers(4, BERT.vocab_size, n).tolist() for n in random.integers(6, 50, 30)])
     spans = cut_spans(documents, 10, 4, least=2 if method.in_pairs else 1)
@@ -75,7 +75,7 @@ def test_losses_and_gradients_equal_numpy(name: str) -> None:
     along = sum(float((g * d).sum()) for g, d in zip(jax.tree.leaves(gradients), jax.tree.leaves(direction)))
     slope = oracle.slope(lambda p: oracle.losses(p, batch, BERT, method)["loss"], params, direction)
     assert along == pytest.approx(slope, rel=2e-4)
-    others, _ = both(placed, shard_whole_batch(mesh, make_batch(method, 1)))  # control: another batch is another loss
+    others, _ = both(placed, shard_whole_batch(mesh, make_batch(method, 1)))  # control: another batch has another loss
     assert float(others[0]) != pytest.approx(expected["loss"], rel=2e-3)
     if method.decodes:
         assert batch.attention_mask is not None

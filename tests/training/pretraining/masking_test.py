@@ -1,4 +1,4 @@
-"""Whole words are hidden, as the published collators hide them, and by nothing but (seed, step, row)."""
+"""Whole words are hidden as in the published collators, and the draw depends only on (seed, step, row)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxret.training.pretraining.spans import Spans, cut_spans
 from jaxret.types import MaskedTexts, Ragged
 from tests.pipeline import write_encoder
 
-# Ids: 0 [PAD], 1 [CLS], 2 [SEP], 3 [MASK]; 4 to 13 begin words, 14 to 19 go on with one.
+# Ids: 0 [PAD], 1 [CLS], 2 [SEP], 3 [MASK]; 4 to 13 begin words, 14 to 19 continue words.
 CONTINUES = np.arange(20) >= 14
 SPECIAL = np.arange(20) < 4
 VOCABULARY = MaskingVocabulary(CONTINUES, SPECIAL, mask_id=3)
@@ -31,7 +31,7 @@ TEXT = np.array([1, 4, 14, 15, 5, 6, 16, 7, 8, 9, 10, 17, 18, 19, 11, 2])
 
 
 def greedy(sizes: list[int], most: int) -> list[bool]:
-    """The loop of BERT's collator: words in order, one that does not fit is skipped."""
+    """The loop of BERT's collator: words in order; a word that does not fit is skipped."""
     taken, count = [], 0
     for size in sizes:
         taken.append(count + size <= most)
@@ -51,7 +51,7 @@ def test_chosen_words_equal_the_collators_loop() -> None:
 
 def test_words_of_a_text() -> None:
     assert VOCABULARY.word_numbers(TEXT).tolist() == [-1, 0, 0, 0, 1, 2, 2, 3, 4, 5, 6, 6, 6, 6, 7, -1]
-    begins_inside = np.array([1, 14, 15, 4, 2, 16, 2])  # a piece after a marker begins a word
+    begins_inside = np.array([1, 14, 15, 4, 2, 16, 2])  # the first piece after a marker begins a word
     assert VOCABULARY.word_numbers(begins_inside).tolist() == [-1, 0, 0, 1, -1, 2, -1]
 
 
@@ -60,17 +60,18 @@ def test_whole_words_up_to_the_budget_and_never_markers() -> None:
     draws = draw_hidden(words, 5, np.random.default_rng(1), count=2000)
     for draw in draws[:200]:
         for word in range(words.max() + 1):
-            assert len(set(draw[words == word])) == 1  # all of it or nothing
+            assert len(set(draw[words == word])) == 1  # all tokens of a word, or none
     assert not draws[:, [0, -1]].any()
     counts = draws.sum(axis=1)
     assert counts.max() == 5
-    assert np.isin(counts, [4, 5]).all()  # five words of one token: only the word of four may leave one open
+    # Of the words, five have one token: only the word of four can leave one token unfilled.
+    assert np.isin(counts, [4, 5]).all()
     alone = draws[:, 4].mean(), draws[:, 11].mean()
     assert alone[0] > alone[1] > 0  # a long word fits less often
     assert masking_budget(0.15, 14) == 2
     assert masking_budget(0.15, 2) == 1
     none = draw_hidden(np.array([-1, 0, 0, -1]), 1, np.random.default_rng(2))
-    assert not none.any()  # SPEC of the collators: a word of two does not fit into one
+    assert not none.any()  # as in the collators, a word of two tokens does not fit into one
 
 
 def test_shares_of_masked_random_and_kept_tokens() -> None:
@@ -94,7 +95,7 @@ def test_rows_of_the_decoder() -> None:
     for i, row in enumerate(seen):
         for word in range(words.max() + 1):
             own = (words == word) & (np.arange(len(words)) != i)
-            assert len(set(row[own])) <= 1  # whole words
+            assert len(set(row[own])) <= 1  # the same for all tokens of a word
     assert masking_budget(0.5, len(words)) == 8
     assert ((~others).sum(axis=1) <= 8).all()
     assert (~others).sum(axis=1).mean() > 5
@@ -114,7 +115,7 @@ def test_documents_are_cut_into_few_equal_spans() -> None:
     assert lengths == [10, 10, 10, 10, 6, 6, 8, 8, 9, 9, 8, 9, 9, 8, 9, 9, 9]
     assert np.diff(spans.first).tolist() == [0, 0, 4, 2, 3, 1, 7]
     assert spans.left_out == 3
-    for document in range(len(corpus)):  # nothing is lost, and no bound is crossed
+    for document in range(len(corpus)):  # no token is lost, and no span crosses a document
         parts = [spans[i] for i in range(spans.first[document], spans.first[document + 1])]
         assert not parts or np.concatenate(parts).tolist() == corpus[document].tolist()
     assert spans.paired.tolist() == [2, 3, 4, 6]
@@ -150,11 +151,11 @@ def test_a_batch_depends_only_on_seeds_and_number(decoder: bool) -> None:
     assert leaves(make(decoder=decoder)(3)) == leaves(whole)
     halves = [batches(3, (i, 2)) for i in range(2)]
     joined = [np.concatenate([getattr(half, name) for half in halves]) for name in ("positions", "labels")]
-    assert joined[0].tolist() == whole.positions.tolist()  # processes make their own rows
+    assert joined[0].tolist() == whole.positions.tolist()  # each process makes its own rows
     assert joined[1].tolist() == whole.labels.tolist()
     for other in (make(decoder=decoder, mask_seed=2)(3), make(decoder=decoder, data_seed=2)(3), batches(4)):
         assert leaves(other) != leaves(whole)  # controls
-    again = batches(3 + 17)  # 17 spans: five epochs later the same numbers of the stream, other masks
+    again = batches(3 + 17)  # 17 spans: five epochs later, the same numbers of the stream, but other masks
     assert leaves(again) != leaves(whole)
 
 
@@ -194,7 +195,7 @@ def test_pairs_are_two_spans_of_one_document() -> None:
         assert (of[:, 0] == of[:, 1]).all()
         assert (spans[:, 0] != spans[:, 1]).all()
         drawn |= {tuple(sorted(pair)) for pair in spans[of[:, 0] == 6]}
-    assert len(drawn) > 5  # of the long document, ever other ones
+    assert len(drawn) > 5  # from the long document, new pairs are drawn each time
 
 
 def test_word_starts_are_read_from_the_tokenizer(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_word_starts_are_read_from_the_tokenizer(tmp_path: Path) -> None:
     ],
 )
 def test_continuation_pieces_of_every_tokenizer(tokens: list[str], goes_on: list[bool]) -> None:
-    """A heading's "##" in a byte-pair vocabulary makes no WordPiece of it."""
+    """A "##" of headings in a byte-pair vocabulary does not make it a WordPiece vocabulary."""
     assert _continues(tokens).tolist() == goes_on
 
 

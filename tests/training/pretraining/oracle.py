@@ -29,7 +29,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def layer(queries: np.ndarray, memory: np.ndarray, seen: np.ndarray, p: Tree, config: BertConfig) -> np.ndarray:
-    """[T,H], [T,H], [T,T] -> [T,H]; in self-attention `asked` is `memory`."""
+    """[T,H], [T,H], [T,T] -> [T,H]; in self-attention, `queries` is `memory`."""
     size = config.hidden_size // config.num_heads
     q, k, v = dense(queries, p["attention"]["query"]), *(dense(memory, p["attention"][n]) for n in ("key", "value"))
     mixed = []
@@ -60,7 +60,7 @@ def embed(ids: np.ndarray, p: Tree, config: BertConfig) -> np.ndarray:
 
 
 def lost(states: np.ndarray, labels: np.ndarray, encoder: Tree, config: BertConfig) -> tuple[float, int]:
-    """(sum, count) of -log p(label); -1 is none."""
+    """(sum, count) of -log p(label); a label of -1 is skipped."""
     head = encoder["mlm_head"]
     transformed = norm(gelu(dense(states, head["dense"])), head["norm"], config)
     logits = transformed @ encoder["embeddings"]["word"]["embedding"].T + head["bias"]
@@ -70,7 +70,7 @@ def lost(states: np.ndarray, labels: np.ndarray, encoder: Tree, config: BertConf
 
 
 def losses(params: Tree, batch: MaskedTexts, config: BertConfig, method: PretrainingMethod) -> dict[str, float]:
-    """Every term, and their sum as "loss"."""
+    """Compute every term of the loss, and their sum as "loss"."""
     params = _doubled(params)
     encoder, sums = params["encoder"], dict[str, list[tuple[float, int]]]()
     vectors = []

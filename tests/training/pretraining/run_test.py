@@ -1,4 +1,5 @@
-"""A corpus becomes an encoder: from nothing or a checkpoint, resumed, read by fine-tuning and by transformers."""
+"""Pre-training makes an encoder from a corpus: from scratch or from a checkpoint, resumed, read by fine-tuning and by
+transformers."""
 
 from __future__ import annotations
 
@@ -91,9 +92,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of coCondenser from nothing. Every key that is not refused is read."""
+    """A finished run of coCondenser from scratch. Every key that the task allows is read."""
     workdir = tmp_path_factory.mktemp("run") / "cocondenser"
-    config = config_of(data, pretraining__method="cocondenser", optimizer__head_learning_rate=1e-2)  # as the others' is
+    # As the other methods do by default.
+    config = config_of(data, pretraining__method="cocondenser", optimizer__head_learning_rate=1e-2)
     with config.unlocked():
         config.pretraining.added = 1  # control: a key that nothing reads
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +121,7 @@ def test_the_result_loads_strictly(run: Path) -> None:
     shapes, params = load_pretrained(model, get_config().encoder.ignore)
     assert "mlm_head" not in params
     assert shapes == read_config(model)
-    with pytest.raises(ValueError, match=r"unused cls\.predictions"):  # control: nothing is overlooked
+    with pytest.raises(ValueError, match=r"unused cls\.predictions"):  # control: the head's tensors are in the file
         load_pretrained(model, ())
     card = (model / "README.md").read_text()
     assert "jaxret pretrain ..." in card
@@ -139,7 +141,7 @@ def test_fine_tuning_starts_from_the_result(run: Path, data: Path, tmp_path: Pat
 
 
 def test_the_layout_of_public_checkpoints_loads_too(run: Path, data: Path, tmp_path: Path) -> None:
-    """Luyu/co-condenser-*: with the decoder written out, positions, a pooler, perhaps the head."""
+    """Luyu/co-condenser-*: with the output matrix of the decoder, positions, a pooler, and with or without the head."""
     public = tmp_path / "public"
     shutil.copytree(run / "model", public)
     (public / PRETRAINING_HEAD).unlink()
@@ -270,19 +272,20 @@ def test_invalid_settings_are_errors(data: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=re.escape(message)):
             pretrain(config_of(data, **overrides), tmp_path / "run")
     for overrides in ({"pretraining__mask_rate": 1.5}, {"pretraining__shortest": 23}, {"data__subset": 3}):
-        with pytest.raises(ValueError, match=f"{next(iter(overrides)).replace('__', '.')} is"):  # no corpus was read
+        # The error comes before the corpus is read.
+        with pytest.raises(ValueError, match=f"{next(iter(overrides)).replace('__', '.')} is"):
             pretrain(config_of(tmp_path / "nowhere", **overrides), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_the_start_is_made_again_until_the_first_checkpoint(data: Path, run: Path, tmp_path: Path) -> None:
-    """A job that failed may have had other settings."""
+    """The first start may come from a failed job with other settings."""
     folder = Workdir(tmp_path / "run")
     for layers in (2, 3):
         start = write_scratch_encoder(config_of(data, pretraining__scratch__layers=layers), folder)
         assert read_json(start / "config.json")["num_hidden_layers"] == layers
     write_scratch_encoder(config_of(data, pretraining__scratch__layers=3), Workdir(run))
-    assert read_json(run / "start" / "config.json")["num_hidden_layers"] == 2, "a run that goes on keeps its own"
+    assert read_json(run / "start" / "config.json")["num_hidden_layers"] == 2, "a run with checkpoints keeps its start"
 
 
 def test_the_same_corpus_gives_the_same_vocabulary(data: Path, tmp_path: Path) -> None:
@@ -290,7 +293,7 @@ def test_the_same_corpus_gives_the_same_vocabulary(data: Path, tmp_path: Path) -
     first, second = (train_wordpiece(lambda: texts, 60, True).get_vocab() for _ in range(2))
     assert first == second
     assert "river" in first
-    assert "ü" not in first  # accents are stripped, as BERT does
+    assert "ü" not in first  # accents are stripped, as in BERT
     assert train_wordpiece(lambda: texts[:1], 60, True).get_vocab() != first  # control
 
 
@@ -303,7 +306,7 @@ def test_transformers_loads_the_tokenizer_of_a_run(run: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_killed_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_path: Path) -> None:
-    """By the command line, from nothing, where the run before was not interrupted and saved less often."""
+    """The killed run uses the command line; the other run was not interrupted and saved less often."""
     flat = flat_config(config_of(data, pretraining__method="cocondenser", train__checkpoint_every=3))
     base, killed = flat_config(get_config()), tmp_path / "killed"
     changed = [f"--config.{key}={value}" for key, value in flat.items() if value != base[key]]
@@ -312,7 +315,7 @@ def test_a_killed_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_path: 
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **quiet)
     deadline = time.monotonic() + 120
     while not list(killed.glob("checkpoints/[0-9]*")):
-        assert process.poll() is None, "it ended before it could be killed"
+        assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
@@ -324,7 +327,7 @@ def test_a_killed_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_path: 
 
 
 def test_two_jobs_do_not_pretrain_in_one_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is refused whenever it comes: before the encoder is written, after that, and while it trains."""
+    """The second job is refused at any time: before and after the encoder is written, and during training."""
     config, seen = config_of(data, train__steps=1), []
 
     def trying(name: str) -> None:
@@ -347,5 +350,5 @@ def test_two_jobs_do_not_pretrain_in_one_folder(data: Path, tmp_path: Path, monk
     assert pretrain(config, tmp_path / "run").step == 1
     assert len(seen) == 6
     monkeypatch.undo()
-    assert pretrain(config, tmp_path / "run").step == 1, "the folder is whole"
+    assert pretrain(config, tmp_path / "run").step == 1, "the folder is complete"
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -1,4 +1,5 @@
-"""Training a cross-encoder: its loss by hand, on several devices, in chunks; a run from start to reranked results."""
+"""Training a cross-encoder: its loss against numpy, on several devices, in chunks; a run from its start to reranked
+results."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ SETTINGS = LossSettings(kl=KlSettings(0.5), binary=BinarySettings(0.25))
 
 
 def make_batch(queries: int = QUERIES) -> PairBatch:
-    """Every query with its positive and two negatives; an empty slot, a query that is none, scores that are missing."""
+    """Every query with its positive and two negatives; with an empty slot, an empty query and missing scores."""
     random = np.random.default_rng(0)
     tokens = tiny.make_tokens(queries * GROUP, LENGTH)
     mask = np.asarray(tokens.mask).copy()
@@ -103,7 +104,8 @@ def alone() -> tuple[Any, Any]:
 
 @pytest.mark.slow
 def test_the_loss_by_hand(alone: tuple[Any, Any]) -> None:
-    """In float64 from the model's scores: cross-entropy over the group, KL to the teacher, yes or no."""
+    """The terms are computed in float64 from the model's scores: cross-entropy over the group, KL to the teacher,
+    binary."""
     terms, _ = alone
     objective, batch = objective_on(1), make_batch()
     params = tiny.make_params(objective.model)  # type: ignore[arg-type]
@@ -141,7 +143,7 @@ def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], devices: int,
 
 
 class FixedScorer(PairScorer):
-    """Scores of passages, by their rows."""
+    """A scorer with fixed scores for the rows of passages."""
 
     def __call__(
         self, queries: Any, passages: Any, query_rows: Any, passage_rows: Any, done: OnProgress = ignore_progress
@@ -150,7 +152,7 @@ class FixedScorer(PairScorer):
 
 
 def test_validation_ranks_a_positive_among_its_negatives() -> None:
-    """Equal scores count against it; what is known to be relevant, too, is not counted."""
+    """An equal score ranks before the positive; other known positives are not counted."""
     texts = Ragged.from_lists([[1]] * 7)
     dev = TrainingSet(
         queries=Ragged.from_lists([[1]] * 2),
@@ -173,7 +175,7 @@ def test_validation_ranks_a_positive_among_its_negatives() -> None:
     assert metrics["nll"] == pytest.approx(np.mean(nll), rel=1e-6)
 
 
-# A run, from training data to results
+# A run, from training data to results.
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +213,7 @@ def workdir(root: Path) -> Path:
 
 @pytest.mark.slow
 def test_every_key_is_read(root: Path, tmp_path: Path) -> None:
-    """That is not refused, but for encoder.tied: a cross-encoder has one encoder, whatever it is."""
+    """Every key is read that is not refused, except encoder.tied: a cross-encoder has only one encoder."""
     more = {"optimizer__head_learning_rate": 1e-3, "lora__rank": 1, "train__steps": -1, "train__epochs": 0.2}
     config = config_of(root, **more)
     with config.unlocked():
@@ -226,7 +228,7 @@ def test_every_key_is_read(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_loss_depends_on_every_key_that_is_not_refused() -> None:
-    """And on no other: settings of losses are read as a whole."""
+    """It depends on no other key of losses, although the task reads their settings as a whole."""
     on = {"kl.weight": 1.0, "kl.temperature": 2.0, "margin_mse.weight": 1.0, "binary.weight": 1.0}
     on |= {"false_negatives.masked": True}
     model, mesh, batch = objective_on(1).model, make_mesh(1, jax.devices()[:1]), make_batch()
@@ -237,7 +239,8 @@ def test_a_loss_depends_on_every_key_that_is_not_refused() -> None:
         config.update_from_flattened_dict(changes)
         return str(jax.make_jaxpr(make_reranking_objective(config, model, mesh, 0.5))(params, batch, key, 3))
 
-    keys = [name for name in KEYS if name.startswith("loss.") and "matryoshka" not in name]  # two keys that go together
+    # The two keys of matryoshka only work together.
+    keys = [name for name in KEYS if name.startswith("loss.") and "matryoshka" not in name]
     changes = {name: "l1" if "norm" in name else other(name) for name in keys}
     changes |= {f"loss.{name}": not value if value is True else value + 0.5 for name, value in on.items()}
     plain = program({})
@@ -248,7 +251,8 @@ def test_a_loss_depends_on_every_key_that_is_not_refused() -> None:
 
 @pytest.mark.slow
 def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) -> None:
-    """Among all that its query has, not those of a batch; by a brute force over the reranker's scores."""
+    """The rank is among all passages of the query, not those of a batch; a brute force over the reranker's scores gives
+    the same."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert {"contrastive_loss", "in_batch_accuracy", "tokens_per_second"} <= lines[0].keys()
     metrics = [line for line in lines if "validation/RR@10" in line][-1]
@@ -268,7 +272,7 @@ def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) 
 
 @pytest.mark.slow
 def test_progress_counts_scored_pairs(workdir: Path) -> None:
-    """A teacher's progress shows batches, not the hundreds of thousands of pairs that are asked for at once."""
+    """Progress counts batches, because a teacher scores hundreds of thousands of pairs in one call."""
     queries = {"q": Query("q", "silver river")}
     passages = {f"p{i}": Passage(f"p{i}", "river " * i) for i in range(1, 30)}
     pairs = [("q", key) for key in passages]
@@ -290,7 +294,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, workdir: Path, tm
 
 @pytest.mark.slow
 def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
+    """The first five of each query are reordered by the model's scores, whichever pairs share a batch; the others keep
+    their order."""
     reranker, data = open_reranker(workdir), str(root / "data")
     out = tmp_path / "out.trec"
     sources = {"queries": data, "qrels": data, "corpus": data, "split": "dev"}
@@ -329,7 +334,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     second = json.loads((tmp_path / "again.trec.eval.json").read_text())
     assert second["cost"] == {"bytes_per_passage": 0.0}
     assert second["answers"]["mean"].keys() == {"Accuracy@1", "Accuracy@5"}, (
-        "the tail, which is not scored, is looked at too"
+        "the tail, which is not scored, counts, too"
     )
     now = RankingSource.open(again).read()
     texts = {passage.id: passage.text for passage in Corpus.open(data).read()}
@@ -351,13 +356,13 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
         with pytest.raises(ValueError, match=rf"{name} .*data .*lost"):
             rerank_run(reranker, dataclasses.replace(job, out=str(read)), progress=False)
     comparison, systems = compare_runs([str(evaluation_path(path)) for path in (out, again)], resamples=1000)
-    assert list(systems) == ["out.trec", "again.trec"], "another depth is another system"
+    assert list(systems) == ["out.trec", "again.trec"], "another depth makes another system"
     assert "RR@9" in comparison.measures or "RR@10" in comparison.measures
 
 
 @pytest.mark.slow
 def test_a_request_reranks_or_scores(root: Path, workdir: Path, tmp_path: Path) -> None:
-    """With the cross-encoder that it names."""
+    """The request uses the cross-encoder that it names."""
     data, run, negatives = str(root / "data"), str(root / "dev.trec"), str(root / "train.trec")
     sources = {"queries": data, "corpus": data, "qrels": data, "split": "dev"}
     job = RerankRequest(
@@ -384,14 +389,16 @@ def test_passages_below_the_depth_keep_their_order() -> None:
     scores = {("q", "a"): -3.0, ("q", "b"): 1.0, ("q", "c"): 1.0}
     expected = [("b", 1.0), ("c", 1.0), ("a", -3.0), ("d", -4.0), ("e", -5.0)]
     assert rerank_top(run, scores, 3) == {"q": expected}
-    assert rerank_top(run, scores, 3, tail=False) == {"q": expected[:3]}, "for a teacher: no score that no model gave"
+    assert rerank_top(run, scores, 3, tail=False) == {"q": expected[:3]}, (
+        "a teacher's records have only scores of a model"
+    )
 
 
 @pytest.mark.exhaustive
 def test_written_scores_train_a_retriever(
     root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From `rerank --train` to a retriever that learns from them, and from nothing else."""
+    """`rerank --train` writes scores, and the retriever learns only from these."""
     out = tmp_path / "scored.jsonl"
     reranker = open_reranker(workdir)
     source = str(root / "data")
@@ -418,13 +425,13 @@ def test_written_scores_train_a_retriever(
 
 
 def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of DPR's records the first positive alone is a target, with scores too; of judgements each is one."""
+    """In records of DPR, only the first positive is a target, also with scores; of judgements, each positive is one."""
 
     monkeypatch.setattr("jaxret.experiments.score_examples.PAIRS_PER_BLOCK", 9)  # many blocks of records
     blocks = []
 
     class Lengths:
-        """Scores passages by the lengths of their texts."""
+        """A scorer by the lengths of texts."""
 
         cut = ()
 
