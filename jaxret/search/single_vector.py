@@ -16,7 +16,7 @@ QUERY_ROWS = 1024  # queries multiplied at a time: 1024 x 65,536 scores are 256 
 UNCOPIED_BYTES = 2**30  # bytes of a block if the backend splits blocks itself, and the rows need not be copied
 # With fewer pairs for each query than this, all pairs are multiplied at once, each with a copy of its query.
 FEW_PAIRS = 8
-THREAD_VALUES = 2**18  # float64 values of vectors that a thread holds at a time
+THREAD_VALUES = 2**16  # float64 values of vectors that a thread holds at a time: they stay in its L2 cache
 
 
 class SingleVectors:
