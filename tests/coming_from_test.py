@@ -1,4 +1,4 @@
-"""Every command of docs/coming-from.md runs, on real files of each format and a tiny encoder."""
+"""Every command in docs/coming-from.md runs, on real files of each format and with a tiny encoder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.pipeline import REPOSITORY, command, environment, write_encoder
 
 TEXT = (REPOSITORY / "docs" / "coming-from.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
-# Which folder of samples a section's files are from; what is not there is in another.
+# The folders of samples for each section's files, first choice first.
 FOLDERS = {
     "DPR": ["dpr"],
     "Tevatron": ["tevatron"],
@@ -31,8 +31,8 @@ POSITIONS = "embeddings.position_embeddings.weight"
 
 
 def write_model(folder: Path) -> None:
-    """The tiny encoder, for texts as long as the configs' defaults; its tokenizer adds [CLS] and [SEP], for all who use
-    it."""
+    """Write the tiny encoder with positions for the configs' default lengths, and a tokenizer that adds [CLS] and [SEP]
+    in every library."""
     write_encoder(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
@@ -47,7 +47,7 @@ def write_model(folder: Path) -> None:
 
 
 def commands(section: str) -> list[list[str]]:
-    """The words of each line of the section's shell blocks, after `jaxret`."""
+    """Return the words of each line in the section's shell blocks, after `jaxret`."""
     lines = "\n".join(re.findall(r"^```sh\n(.*?)^```", SECTIONS[section], re.MULTILINE | re.DOTALL)).splitlines()
     argument_lists = [shlex.split(line) for line in lines if line]
     assert {words[0] for words in argument_lists} == {"jaxret"}

@@ -54,7 +54,7 @@ def test_the_page_of_config_keys_has_every_key(generate: ModuleType) -> None:
 
 
 def test_the_table_of_formats_is_that_of_the_code(generate: ModuleType) -> None:
-    """python docs/generate.py, and commit docs/data.md"""
+    """If this fails, run python docs/generate.py, and commit docs/data.md."""
     page = (DOCS / "data.md").read_text(encoding="utf-8")
     assert generate.with_format_table(page) == page
     for one in FORMATS:
@@ -63,7 +63,7 @@ def test_the_table_of_formats_is_that_of_the_code(generate: ModuleType) -> None:
 
 
 def test_the_tables_of_the_papers_are_those_of_the_code(generate: ModuleType) -> None:
-    """python docs/generate.py, and commit docs/reproduce.md"""
+    """If this fails, run python docs/generate.py, and commit docs/reproduce.md."""
     page = (DOCS / "reproduce.md").read_text(encoding="utf-8")
     assert generate.with_paper_tables(page) == page
 
@@ -164,11 +164,11 @@ def test_the_example_of_the_quickstart_runs(minilm_dir: Path) -> None:
 
 
 def without_numbers(text: str) -> str:
-    """Return text with every number replaced: the last digits of a result depend on the machine."""
+    """Return text with every number replaced, because the last digits of a result depend on the machine."""
     return re.sub(r"[-+]?\d[\d,.]*(e-\d+)?%?", "#", re.sub(r" +", " ", text))
 
 
-# Further cells: what must be true at the end, and an object that Jupyter displays.
+# More cells: assertions that must hold at the end, and an object that Jupyter displays.
 LAST_CELLS = {
     "first_retriever": ["assert after > before", "index.search(['How do I join two paths?'], k=3)[0]"],
     "which_layers": [
@@ -202,13 +202,14 @@ def test_a_tutorial_prints_what_it_shows_in_jupyter(path: Path, minilm_dir: Path
     assert done.returncode == 0, done.stderr
     executed = json.loads((tmp_path / "executed.ipynb").read_text())["cells"]
     for shown, cell in zip(json.loads(path.read_text())["cells"], executed, strict=False):
-        if cell["cell_type"] == "code" and not printed_text(shown).startswith("0."):  # hits of a model trained here
+        # But for scores of a model that is trained in the notebook.
+        if cell["cell_type"] == "code" and not printed_text(shown).startswith("0."):
             assert without_numbers(printed_text(cell)) == without_numbers(printed_text(shown))
     (displayed,) = executed[-1]["outputs"]
     assert "<table" in "".join(displayed["data"]["text/html"])
 
 
 def printed_text(cell: dict[str, Any]) -> str:
-    """Return what a cell has printed on stdout."""
+    """Return the text that a cell printed on stdout."""
     outputs = [output for output in cell["outputs"] if output.get("name") == "stdout"]
     return "".join(line for output in outputs for line in output["text"])

@@ -1,4 +1,4 @@
-"""Text to table: the shipped demo, shrunk, in a process of its own as a user starts it."""
+"""From text to table: the shipped demo with small sizes, run as a process like a user's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASSAGES = 200
 
 
 def run_demo(workdir: Path) -> str:
-    """Run the demo in a process of its own, and return its output."""
+    """Run the demo in a new process, and return its output."""
     call = f"from jaxret.demo.demo import demo; demo({str(workdir)!r}, {SMALL}, max_passages={PASSAGES})"
     done = subprocess.run(
         [sys.executable, "-c", call],
@@ -51,7 +51,9 @@ def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
     verb, *arguments = shlex.split(printed.splitlines()[-1])
     assert verb == "jaxret"
     answered = subprocess.run([sys.executable, "-m", verb, *arguments], capture_output=True, text=True, check=True)
-    assert re.search(r"^  1\. +\d+\.\d{4}  \w+", answered.stdout, re.MULTILINE), "the last line is a command that works"
+    assert re.search(r"^  1\. +\d+\.\d{4}  \w+", answered.stdout, re.MULTILINE), (
+        "the last printed line is a command that works"
+    )
     assert "<title>Questions about Python</title>" in (tmp_path / "report.html").read_text()
     own_data = printed.split("The same on your own data")[1]
     assert re.findall(r"^  jaxret (\w+) ", own_data, re.MULTILINE) == ["train", "encode", "search", "search"]

@@ -1,4 +1,4 @@
-"""The bookkeeping of bench/evidence/run.py: order of steps, that each is made once, rows. Nothing is trained."""
+"""The bookkeeping of bench/evidence/run.py: the order of steps, each done once, and the rows. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxret.training.pretraining.wordpiece import train_wordpiece
 
 CLAIM = Claim("A paper", "it is better", "dual", "mlr-2")
 ANSWERS = {str(i): f"passage {i}" for i in range(9)}
-# A step, in place of training: MLR is better by the seed's hundredth. One always fails.
+# A script that replaces training: MLR is better by a hundredth of the seed. One step always fails.
 SCRIPT = """
 import pathlib, sys
 sys.path.insert(0, {root!r})
@@ -60,7 +60,7 @@ def test_claims_name_existing_steps_and_keys() -> None:
     named = [(claim.baseline, claim.treated, claim.measure) for claim in CLAIMS]
     assert len(set(named)) == len(named)
     for name, step in STEPS.items():
-        assert all(not STEPS[one].seeded or step.seeded for one in needs(name)), f"{name} has no seed of its own"
+        assert all(not STEPS[one].seeded or step.seeded for one in needs(name)), f"{name} has no seed"
         if isinstance(step, Train):
             get_config(step.system).lock().update_from_flattened_dict({**COMMON, **step.keys})
         elif isinstance(step, Pretrain):
@@ -68,7 +68,8 @@ def test_claims_name_existing_steps_and_keys() -> None:
 
 
 def test_every_stored_run_belongs_to_a_step() -> None:
-    """Renamed config keys change the digests in file names: then rename the files, and the runs of results.json."""
+    """When a config key is renamed, the digests in file names change: rename the files, and the runs in
+    results.json."""
     results = json.loads(run.RESULTS.read_text())
     values = run.RESULTS.with_name("values")
     work = Work(Path(), results["data"], values, {})
@@ -94,7 +95,7 @@ def test_a_passage_answers_the_query_of_its_keywords(tmp_path: Path) -> None:
     lines = (pairs / "queries.jsonl").read_text().splitlines()
     queries = {query["_id"]: query["text"] for query in map(json.loads, lines)}
     answered = {queries[one.query_id]: one.passage_id for one in JudgementSource.open(pairs, "train").read()}
-    assert answered == {"lantern lighthouse": "a", "barley harvest": "b"}  # c has none but stop words
+    assert answered == {"lantern lighthouse": "a", "barley harvest": "b"}  # passage c has only stop words
     assert needs("bert-i3-warm-up") == ["keywords"]
     assert needs("keywords") == []
 
@@ -114,7 +115,7 @@ def values(baseline: list[float], treated: list[float]) -> list[np.ndarray]:
 
 
 def made(shift: tuple[float, ...], margin: float = 0.0) -> dict[str, Any]:
-    """A row of as many seeds, in each of which the treated one is that much better, but for noise."""
+    """A row with one seed per shift. In each, the treated system is better by the shift plus noise."""
     rng = np.random.default_rng(0)
     pairs = {}
     for seed, by in enumerate(shift, 1):
@@ -129,7 +130,7 @@ def test_a_row_is_the_mean_over_seeds_and_questions() -> None:
     assert (row["seeds"], row["ids"], row["by_seed"]) == ([1, 3], 3, [0.1, 0.2])
     assert row["difference"] == pytest.approx(0.15, abs=1e-6)
     assert row["before"] == pytest.approx(np.mean([0.5, 0.7 / 3]), abs=1e-6)
-    assert row["p"] == pytest.approx(2 / 8)  # three gains of .15: only all signs or none reach their sum
+    assert row["p"] == pytest.approx(2 / 8)  # three gains of .15: only if all signs agree is the sum as large
     assert row["p_seeds"] == pytest.approx(ttest_rel([0.5, 0.7 / 3], [0.6, 1.3 / 3]).pvalue, abs=1e-6)
     allowed = row_of(replace(CLAIM, margin=0.2), pairs, list("xyz"), ["a"])
     assert {key: allowed[key] for key in ("difference", "low", "high", "by_seed")} == {
@@ -138,7 +139,7 @@ def test_a_row_is_the_mean_over_seeds_and_questions() -> None:
 
 
 def test_questions_about_one_passage_are_flipped_and_drawn_together() -> None:
-    """Forty that gain, about two passages, are two draws, not forty."""
+    """Forty questions about two passages count as two draws, not as forty."""
     rng = np.random.default_rng(0)
     pair = values([0.0] * 40, rng.uniform(0.1, 0.2, 40).tolist())
     apart = row_of(CLAIM, {1: pair}, [str(i) for i in range(40)], ["a"])
@@ -159,7 +160,7 @@ def test_stored_values_meet_the_passages_of_their_questions(tmp_path: Path) -> N
     assert passages_of(work, CLAIM.measure, digest, 3) == ["a", "a", "b"]
     with pytest.raises(ValueError, match=r"nDCG@10 .*questions .*2"):
         passages_of(replace(work, answers={"q1": "a", "q9": "b"}), CLAIM.measure, digest, 3)
-    assert len(set(passages_of(work, PERPLEXITY, digest, 3))) == 3, "of passages, each for itself"
+    assert len(set(passages_of(work, PERPLEXITY, digest, 3))) == 3, "three passages, each for itself"
 
 
 def test_of_vectors_equal_up_to_rounding_the_first_wins() -> None:
@@ -175,8 +176,8 @@ def test_of_vectors_equal_up_to_rounding_the_first_wins() -> None:
         ((-0.01, -0.02, -0.03), 0.0, OPPOSITE),
         ((-0.01,), 0.0, OPPOSITE + SO_FAR),
         ((0.0, 0.0), 0.0, NOT_SEEN),
-        ((0.05, -0.005), 0.0, NOT_SEEN),  # one seed says otherwise
-        ((0.0, 0.0, 0.0), 0.01, HOLDS),  # no worse by so much
+        ((0.05, -0.005), 0.0, NOT_SEEN),  # one seed disagrees
+        ((0.0, 0.0, 0.0), 0.01, HOLDS),  # not worse by more than the margin
         ((-0.02, -0.02), 0.01, OPPOSITE + SO_FAR),
         ((), 0.0, NOT_RUN),
     ],
@@ -189,7 +190,7 @@ def test_holm_counts_the_rows_that_were_run() -> None:
     row = {**made((0.01,)), "p": 0.02}
     alone, unrun = judged([row, made(())])
     assert (alone["holm"], alone["verdict"], unrun["verdict"]) == (0.02, HOLDS + SO_FAR, NOT_RUN)
-    assert [one["verdict"] for one in judged([row, row, row])] == [NOT_SEEN] * 3  # .06 each
+    assert [one["verdict"] for one in judged([row, row, row])] == [NOT_SEEN] * 3  # the corrected p of each is .06
 
 
 @pytest.mark.exhaustive
@@ -204,7 +205,7 @@ def test_finished_steps_are_skipped_and_a_failure_stops_no_other(
     run.work_through(work, 2, results, command)
     attempts = (tmp_path / "made").read_text().splitlines()
     expected = ["dual 1", "mlr-2 1", "bm25 1", "stage-1 1", "dual 2", "mlr-2 2", "stage-1 2"]
-    assert attempts == expected  # bm25 has no seed; what needs stage-1 is not begun
+    assert attempts == expected  # bm25 has no seed; the steps that need stage-1 do not begin
     written = json.loads(results.read_text())
     assert written["rows"][0]["by_seed"] == pytest.approx([0.01, 0.02])
     assert written["rows"][1]["verdict"] == NOT_RUN
@@ -217,7 +218,7 @@ def test_finished_steps_are_skipped_and_a_failure_stops_no_other(
 
     run.work_through(work, 2, results, command)
     assert (tmp_path / "made").read_text().splitlines() == [*expected, "stage-1 1", "stage-1 2"]
-    shutil.rmtree(tmp_path / "steps")  # on another machine the values are enough
+    shutil.rmtree(tmp_path / "steps")  # on another machine, the stored values are enough
     run.work_through(work, 2, results, command)
     assert not {"dual 1", "mlr-2 1"} & set((tmp_path / "made").read_text().splitlines()[len(expected) :])
     assert json.loads(results.read_text()) == written

@@ -1,8 +1,8 @@
-"""Execute a notebook by a Jupyter kernel, with further cells, and write it with its outputs:
+"""Execute a notebook and additional cells in a Jupyter kernel, and write it with its outputs:
 
 python tests/execute_notebook.py NOTEBOOK OUT CELL...
 
-A script without imports from jaxret: it runs in the environment of requirements-clients.txt, which has nbclient.
+This script imports nothing from jaxret: it runs in the environment of requirements-clients.txt, which has nbclient.
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""Every family x pooling x encoder x tied or not: two training steps, ten passages encoded and searched; or the error
-that says why the combination means nothing."""
+"""Every family x pooling x encoder x tied or not: two training steps, and ten passages encoded and searched; or the
+error that says why the combination is invalid."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ ENCODERS: dict[str, Any] = {
     "modernbert": tiny.MODERNBERT,
     "llama": tiny.LLAMA,
 }
-VECTORS = {"mlr": 3, "me_bert": 3, "mvr": 3, "colbert": None, "late_interaction": None}  # without pooling; else 1
-# What adds the same to every score of a softmax: biases of keys, and of all passages' vectors alike.
+# None: one vector per token; all without pooling, else 1.
+VECTORS = {"mlr": 3, "me_bert": 3, "mvr": 3, "colbert": None, "late_interaction": None}
+# Parameters that add the same number to every score of a softmax: biases of keys, and of all passages' vectors.
 WITHOUT_GRADIENT = (
     "['key']['bias']",
     "['interactor_layers']['output_norm']['bias']",
@@ -65,7 +66,7 @@ ERRORS = {
 
 
 def message(family: str, pooling: str, encoder: str) -> str | None:
-    """Why a combination means nothing, or None."""
+    """Return the error of an invalid combination, or None."""
     if encoder in ("t5", "llama") and family == "i3":
         return r"head.token is '\w+'; the interactor's output is read at \[CLS\]"
     if encoder == "llama" and family in ("me_bert", "aggretriever", "aggretriever_without_mlm"):
@@ -108,13 +109,13 @@ TABLE = [
     (*case, tied)
     for case in MEANINGFUL
     for tied in (True, False)
-    # what poolings and untied encoders do does not depend on the encoder: two of them show it
+    # poolings and untied encoders do not depend on the encoder: two encoders are enough
     if (*case, tied) not in FIRST and (case[2] in ("bert", "t5") or (case[1], tied) == ("none", True))
 ]
 
 
-DAILY = ("mlr", "self_contrastive", "t5", False)  # a pooling, another encoder, and untied
-LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm", "splade")  # what others show too
+DAILY = ("mlr", "self_contrastive", "t5", False)  # with a pooling, another encoder, and untied
+LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm", "splade")  # other families cover these
 
 
 @pytest.mark.table
@@ -145,9 +146,9 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
     )
     first = tiny.make_params(retriever)
     for name in first:
-        if "term_weight" in first[name]:  # all weights negative: nothing to learn from
+        if "term_weight" in first[name]:  # all weights are negative, so there would be no gradient
             first[name]["term_weight"]["bias"] += 1
-    optimizer = optax.sgd(0.1)  # compiles faster than AdamW, which is another test's
+    optimizer = optax.sgd(0.1)  # compiles faster than AdamW, which has its own test
     params = jax.tree.map(jnp.array, first)
     state = TrainState(params, optimizer.init(params), jnp.int32(0), jnp.array(True))
     state = jax.device_put(state, shardings(mesh, state))
@@ -179,7 +180,7 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
         hits = InvertedLists(SparseBlocks([passages])).search(queries, 10)
     elif expected is None:
         assert isinstance(passages, Ragged)
-        extra = int(encoder in ("t5", "llama") and family == "colbert")  # the mean comes first
+        extra = int(encoder in ("t5", "llama") and family == "colbert")  # the mean is the first vector
         np.testing.assert_array_equal(passages.lengths, texts.lengths + extra)
         hits = search(queries, [passages], 10, select_backend(lists=True))
     else:
@@ -189,7 +190,7 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
 
 
 def assert_ranking(scores: np.ndarray, rows: np.ndarray, queries: TextVectors, passages: TextVectors) -> None:
-    """Every passage once, with the score that a loop finds."""
+    """Assert that every passage is ranked once, with the score of a loop."""
     for i in range(len(queries)):
         assert sorted(rows[i]) == list(range(10))
         assert (np.diff(scores[i]) <= 0).all()

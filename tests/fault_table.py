@@ -1,4 +1,4 @@
-"""The table of what was injected and what became of it, for the tests that have the mark `faults`."""
+"""The table of injected faults and their outcomes, for tests with the mark `faults`."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ INJECTIONS = {
 
 @dataclass
 class Trials:
-    """Outcomes of trials: an error that names the fault, or the result without it. Anything else is a loss."""
+    """Outcomes of trials: an error that names the fault, or a correct result. All other outcomes are losses."""
 
     detected: int = 0
     survived: int = 0
     lost: list[str] = field(default_factory=list)
 
     def count(self, outcome: bool, what: str, detected: bool = False) -> None:
-        """One trial: `outcome` says whether it went as it must; `detected`: by being refused."""
+        """Count a trial. outcome: whether it ended as it should; detected: whether it was refused."""
         if not outcome:
             self.lost.append(what)
         elif detected:
@@ -74,7 +74,7 @@ class Trials:
 
 @pytest.fixture
 def trials(request: pytest.FixtureRequest) -> Iterator[Trials]:
-    """Counts the trials of a test; those that are lost fail it."""
+    """Count the trials of a test; lost ones fail it."""
     counts = Trials()
     yield counts
     request.node.user_properties.append(("faults", (counts.detected, counts.survived, len(counts.lost))))
@@ -83,19 +83,19 @@ def trials(request: pytest.FixtureRequest) -> Iterator[Trials]:
 
 
 _ROWS: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-_WITHOUT: dict[int, set[str]] = defaultdict(set)  # number -> why a part was left out
+_WITHOUT: dict[int, set[str]] = defaultdict(set)  # number -> reasons why a part was skipped
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("faults"):
             item.user_properties.append(("injection", mark.args[0]))
-            if "trials" not in getattr(item, "fixturenames", ()):  # the test is one trial
+            if "trials" not in getattr(item, "fixturenames", ()):  # the test is a single trial
                 item.user_properties.append(("refused", mark.kwargs.get("refused", False)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Runs where the reports come together, also if workers made them."""
+    """Collect the reports; pytest calls this in the main process, also for tests of workers."""
     properties: dict[str, Any] = dict(report.user_properties)
     number = properties.get("injection")
     if number is None:
@@ -103,7 +103,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _ROWS[number]
     if report.skipped and isinstance(report.longrepr, tuple):
         _WITHOUT[number].add(report.longrepr[2].removeprefix("Skipped: "))
-    if report.when == "call" and report.failed:  # it ended before its trials did
+    if report.when == "call" and report.failed:  # the test ended before its trials
         _ROWS[number][2] += 1
     elif report.when == "call" and report.passed and "refused" in properties:
         _ROWS[number][0 if properties["refused"] else 1] += 1
@@ -113,7 +113,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not _ROWS or "not exhaustive" in terminalreporter.config.option.markexpr:  # the daily tests are few of each row
+    # Daily tests run only a few trials of each row.
+    if not _ROWS or "not exhaustive" in terminalreporter.config.option.markexpr:
         return
     terminalreporter.section("faults")
     width = max(map(len, INJECTIONS.values()))

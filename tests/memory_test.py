@@ -1,4 +1,4 @@
-"""Peak memory of the commands at two small sizes of the corpus, measured as bench/memory.py does."""
+"""Peak memory of the commands for two small corpora, measured as in bench/memory.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from bench.memory import VERBS, drawn, peaks
 
-SMALL, LARGE, SHARD_ROWS = 2_000, 20_000, 250  # both have more shards than `encode` holds at a time
-# MiB that a command may have more, without mapped files, for 18,000 passages more. Vectors of 64 numbers (4.4 MiB),
-# which a search holds twice, and ids (0.2 MiB) are few; a list of all records would be tens of MiB.
+SMALL, LARGE, SHARD_ROWS = 2_000, 20_000, 250  # both have more shards than `encode` holds at the same time
+# MiB, without mapped files, by which a command's memory may grow for 18,000 more passages. Vectors of 64 numbers (4.4
+# MiB), which a search holds twice, and ids (0.2 MiB) are small; a list of all records would take tens of MiB.
 MORE = {"encode": 40, "search": 40, "mine": 40, "rerank": 40, "serve": 40}
 
 

@@ -1,4 +1,4 @@
-"""Flags, help, errors and exit statuses as a user meets them: the scripts in processes of their own."""
+"""Flags, help, errors and exit statuses as a user sees them: each script runs as a process."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def program(body: str, **options: Any) -> subprocess.Popen[str]:
     ("number", "status", "message"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, -signal.SIGTERM, "")]
 )
 def test_signals(number: int, status: int, message: str) -> None:
-    # A shell's background jobs ignore SIGINT, and so would the tests' children if the tests are one.
+    # A shell's background jobs ignore SIGINT, and so do the children of tests that run in the background.
     heard = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)"
     process = program(f"{heard}; print('ready', flush=True); time.sleep(60)")
     assert process.stdout
@@ -253,7 +253,7 @@ def test_signals(number: int, status: int, message: str) -> None:
 
 @pytest.mark.slow
 def test_a_process_does_not_wait_for_a_dead_peer_at_exit() -> None:
-    """JAX would, when Python ends: what is registered for then does not run."""
+    """JAX would wait for it when Python exits: functions registered for the exit must not run."""
     gone = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:33690"
     reset = "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error [127.0.0.1]:60141: Connection reset by peer"
     for message, more in ((gone, ""), (reset, ""), ("UNKNOWN: another error", "registered\n")):
@@ -291,7 +291,7 @@ print([m for m in ("jax", "flax", "transformers", "orbax", "faiss", "tqdm") if m
 
 
 def test_nothing_is_imported_before_the_flags_are_right() -> None:
-    """Every verb without JAX: a mistake costs no second."""
+    """No verb imports JAX before its flags are checked, so that a mistake is reported at once."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )
@@ -299,8 +299,8 @@ def test_nothing_is_imported_before_the_flags_are_right() -> None:
 
 
 def test_warnings_of_jax_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About an accelerator that is not used; what Orbax says of its work goes."""
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # and put back as it was
+    """JAX's warnings about an unused accelerator are kept; Orbax's reports of its work are hidden."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # the test restores it
     before = {name: logging.getLogger(name).level for name in ("jax._src", *cli._VERBOSE_LOGGERS)}
     try:
         with warnings.catch_warnings():
@@ -341,7 +341,7 @@ def test_a_missing_platform_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_no_script_falls_back_to_the_cpu(script: str, arguments: tuple[str, ...], setting: str, tmp_path: Path) -> None:
-    """It is told before anything is read, and nothing is written."""
+    """The error comes before anything is read, and nothing is written."""
     done = subprocess.run(
         command(str(REPOSITORY / script), *(a.replace("configs/", f"{REPOSITORY}/configs/") for a in arguments)),
         cwd=tmp_path,
@@ -358,7 +358,7 @@ def test_no_script_falls_back_to_the_cpu(script: str, arguments: tuple[str, ...]
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Return a function: environment variables -> those of JAX that enable_compilation_cache sets."""
+    """Return a function from environment variables to those of JAX that enable_compilation_cache sets."""
 
     def variables_set(**settings: str) -> dict[str, str]:
         for name in list(os.environ):
@@ -370,7 +370,7 @@ def variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
         names = [n for n in os.environ if n.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))]
         values = {name: os.environ[name] for name in names}
         for name in names:
-            monkeypatch.delenv(name)  # also what enable_compilation_cache set itself
+            monkeypatch.delenv(name)  # also variables that enable_compilation_cache has set
         return values
 
     return variables_set
@@ -387,7 +387,9 @@ def test_location_of_the_compilation_cache(variables: Callable[..., dict[str, st
     assert variables(JAXRET_COMPILATION_CACHE="0") == {}
     assert variables(JAX_COMPILATION_CACHE_DIR="/mine") == {"JAX_COMPILATION_CACHE_DIR": "/mine"}
     (tmp_path / "file").touch()
-    assert variables(XDG_CACHE_HOME=str(tmp_path / "file")) == {}, "no room for it: compile as ever"
+    assert variables(XDG_CACHE_HOME=str(tmp_path / "file")) == {}, (
+        "without a folder for the cache, programs are compiled as usual"
+    )
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="OpenBLAS has threads of its own where there are several cores")
@@ -402,7 +404,7 @@ def test_threads_of_numpy_sleep_when_there_is_no_work() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=user, capture_output=True, text=True)
     threads, nanoseconds = map(int, done.stdout.split())
     assert threads > 0
-    assert nanoseconds < 5e6, "they spin for 2e7 by default"
+    assert nanoseconds < 5e6, "by default, they spin for 2e7"
 
 
 def test_garbage_is_seldom_collected_and_not_at_the_exit() -> None:
@@ -418,19 +420,19 @@ def test_garbage_is_seldom_collected_and_not_at_the_exit() -> None:
 @pytest.mark.table
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_xla_logs_are_shown_only_for_debugging(debug: str) -> None:
-    """Here that it cannot write where it was asked to."""
+    """The log here says that XLA cannot write to the requested folder."""
     program = (
         "from jaxret.cli.app import silence_libraries; silence_libraries(); import jax; jax.jit(lambda x: x + 1)(1.0)"
     )
     user = environment() | {"XLA_FLAGS": "--xla_dump_to=/dev/null/x", "JAXRET_DEBUG": debug}
-    user.pop("TF_CPP_MIN_LOG_LEVEL", None)  # JAX sets it where it is imported
+    user.pop("TF_CPP_MIN_LOG_LEVEL", None)  # JAX sets it when it is imported
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=user, capture_output=True, text=True)
     assert done.returncode == 0
     assert ("Could not create directory" in done.stderr) is bool(debug), done.stderr
 
 
 def test_a_working_directory_that_was_deleted_does_not_matter(tmp_path: Path) -> None:
-    """Only relative paths need one."""
+    """Only relative paths need it."""
     program = 'cd "$0" && rmdir "$0" && exec "$1" -m jaxret cache'
     variables = environment() | {"PYTHONPATH": str(REPOSITORY)}
     (tmp_path / "gone").mkdir()

@@ -1,4 +1,4 @@
-"""One command for all verbs, and the configs by their names, from any folder and from an installed wheel."""
+"""One command for all verbs, and configs by their names, from any folder and from an installed wheel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxret.runs.mismatch import flatten
 from tests.pipeline import REPOSITORY, command, environment, write_encoder
 
 COMMANDS = REPOSITORY / "jaxret" / "cli"
-# Module -> flags that have another type, default or meaning in it.
+# Module -> flags whose type, default or meaning differs in it.
 OWN_MEANING = {
     "compare": {"measures"},
     "data_check": {"on_error"},
@@ -47,7 +47,7 @@ OWN_MEANING = {
     "search_options": {"checkpoint", "qrels", "queries"},
     "store_options": {"k"},
 }
-NO_CHIP = "--topology=v9:1"  # the first thing that `plan` looks at after its config
+NO_CHIP = "--topology=v9:1"  # the first error of `plan` after it reads the config
 MINE = """from jaxret.configs.mlr import get_config as mlr
 
 
@@ -59,7 +59,7 @@ def get_config():
 
 
 def runs(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command in another folder than the repository's, whose jaxret it imports."""
+    """Run a command in a folder outside the repository, with the repository's jaxret."""
     variables = environment() | {"PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(arguments, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
 
@@ -74,12 +74,13 @@ def test_every_verb_is_a_module_with_help_and_flags() -> None:
     modules = {path.stem.replace("_", " "): ast.parse(path.read_text()) for path in verb_files()}
     assert modules.keys() == VERBS.keys()
     for verb, tree in modules.items():
-        assert f"jaxret {verb} " in (ast.get_docstring(tree) or ""), "its help shows how it is called"
+        assert f"jaxret {verb} " in (ast.get_docstring(tree) or ""), "its help shows how to call it"
         assert "main" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def test_a_verb_is_flags_and_one_call() -> None:
-    """Logic is in the room of its subject: a file is short, and has no function but `main` and parsers of flags."""
+    """Logic belongs to the package of its subject: the file of a verb is short, and has only `main` and parsers of
+    flags."""
     for path in verb_files():
         lines = path.read_text().splitlines()
         assert len(lines) <= 120, path
@@ -90,7 +91,7 @@ def test_a_verb_is_flags_and_one_call() -> None:
 
 
 def test_flags_of_several_verbs_are_defined_once() -> None:
-    """In configs/shared_options.py, or, if they are no options of a dataclass, in cli/shared_flags.py."""
+    """They are in configs/shared_options.py, or, if they are not options of a dataclass, in cli/shared_flags.py."""
     flag, field = re.compile(r'DEFINE_\w+\(\s*"(\w+)"'), re.compile(r"^    (\w+): .* = option\(", re.MULTILINE)
     package = COMMANDS.parent
     shared = set(re.findall(r'flag="(\w+)"', (package / "configs/shared_options.py").read_text()))
@@ -116,7 +117,7 @@ def test_help_lists_the_verbs(tmp_path: Path) -> None:
     assert all(f"  {verb} " in done.stdout for verb in VERBS)
     done = runs(tmp_path, sys.executable, "-m", "jaxret", "data", "--help")
     assert "  data check " in done.stdout
-    assert "  train " not in done.stdout, "of a group, its own"
+    assert "  train " not in done.stdout, "the help of a group has only its own verbs"
 
 
 def test_help_lists_positional_arguments() -> None:
@@ -168,8 +169,8 @@ def test_a_config_is_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pyte
     assert {key for key in mlr if mine[key] != mlr[key]} == {"train.steps"}
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "mlr.py").write_text(MINE.replace("mlr", "me_bert"))
-    assert configs.load_config("configs/mlr.py").train.steps == 7, "a file that is there comes first"
-    assert configs.load_config("mlr") == by_name, "a name is always the shipped config's"
+    assert configs.load_config("configs/mlr.py").train.steps == 7, "an existing file takes precedence"
+    assert configs.load_config("mlr") == by_name, "a name always means the shipped config"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_a_config_is_found_from_any_folder(config: tuple[str, ...], tmp_path: Pa
 
 @pytest.mark.exhaustive
 def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
-    """Built from the repository and run in an environment that sees the libraries, but not the repository."""
+    """It is built from the repository, and runs in an environment with the libraries but without the repository."""
     source, wheels, home = tmp_path / "source", tmp_path / "wheels", tmp_path / "venv"
     source.mkdir()
     shutil.copytree(REPOSITORY / "jaxret", source / "jaxret", ignore=shutil.ignore_patterns("__pycache__"))
@@ -234,7 +235,7 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     for config in ("mlr", "configs/mlr.py", "recipes/mlr_open_qa:t5", "mine.py"):
         assert "'v9' is not a known chip" in run("jaxret", "plan", f"--config={config}", NO_CHIP).stderr, config
     assert (site / "jaxret" / "py.typed").is_file()
-    assert not (site / "configs").exists(), "nothing of ours outside our package"
+    assert not (site / "configs").exists(), "the wheel installs nothing outside the package"
     (write_encoder(tmp_path / "encoder") / "model.safetensors").unlink()
     opened = run("jaxret", "open", "encoder", "--workdir=opened")
     assert "error: " in opened.stderr, "control: this encoder has no weights"

@@ -1,4 +1,4 @@
-"""Flags are made of the fields of a dataclass, and the dataclass of the flags."""
+"""Flags are made from the fields of a dataclass, and the dataclass is made from the flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Brush:
 
 @dataclass(frozen=True)
 class Painting:
-    subject: str  # no flag
+    subject: str  # without a flag
     canvas: str = option(MISSING, "size")
     frame: str = "none"
     shades: tuple[int, ...] = option((), "shades", parse=lambda texts: tuple(map(int, texts)))
@@ -40,7 +40,7 @@ def painting() -> Iterator[OptionFlags[Painting]]:
 
 
 def test_flags_have_the_order_of_the_fields(painting: OptionFlags[Painting]) -> None:
-    """Those of a dataclass in a field are in the place of the field, and so is a flag that is given."""
+    """The flags of a dataclass that is a field are at the place of the field, and so is a flag that the caller adds."""
     names = [holder.name for holder in painting.holders.values()]
     assert names == ["canvas", "picture_frame", "shades", "paint_layer", "style", "brush_width", "price"]
     required = [name for name in names if any("must have" in check.message for check in flags.FLAGS[name].validators)]
@@ -50,7 +50,7 @@ def test_flags_have_the_order_of_the_fields(painting: OptionFlags[Painting]) -> 
 def test_a_dataclass_has_the_values_of_the_flags(painting: OptionFlags[Painting]) -> None:
     flags.FLAGS["canvas"].parse("a4")
     assert painting(subject="pear") == Painting("pear", "a4", "oak", explicit_fields=("canvas",)), (
-        "defaults, also of a choice"
+        "other fields have defaults, also those of a choice"
     )
     values = {"shades": "1,20", "paint_layer": "oil,wax", "style": "flat", "brush_width": "3"}
     for name, value in values.items():

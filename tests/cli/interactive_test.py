@@ -1,4 +1,4 @@
-"""Questions one after the other."""
+"""Questions typed one after the other."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_bad_question_does_not_end_the_session(
 
 
 def compiled() -> int:
-    """Programs of the search."""
+    """Return the number of compiled programs of the search."""
     return int(accelerators.search_cells._cache_size())  # type: ignore[attr-defined]
 
 
@@ -78,7 +78,7 @@ def compiled() -> int:
 def test_later_questions_compile_nothing_and_read_few_bytes(run: Run) -> None:
     searcher = Searcher(replace(run, program_cache={}), corpus_folder(run.workdir), SearchOptions("xla"))
     interactive.warm_up(searcher, 3)
-    assert searcher.bytes_read > 0, "the first question does not wait until the places of all texts are known"
+    assert searcher.bytes_read > 0, "the first answer does not wait for the index of all texts"
     before, searches = searcher.embedder.programs, compiled()
     size = len((run.workdir.path.parent / "data" / "corpus.jsonl").read_bytes())
     for text in ("river", "silver river stone", "paper light forest market winter garden bridge window thunder"):
@@ -94,7 +94,7 @@ def test_later_questions_compile_nothing_and_read_few_bytes(run: Run) -> None:
 def test_ctrl_c_ends_a_line_and_the_end_of_input_ends_all(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At a terminal, where lines come from input()."""
+    """Lines of a terminal come from input()."""
     typed: Iterator[str | type[BaseException]] = iter([KeyboardInterrupt, "river", EOFError])
 
     def read(prompt: str) -> str:

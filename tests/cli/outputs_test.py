@@ -1,4 +1,4 @@
-"""No verb replaces a file of its own sources; a new verb with an output needs a case here."""
+"""No verb overwrites a file of its own sources; a new verb with an output needs a case here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from jaxret.runs.reranker import Reranker
 from jaxret.storage.atomic import with_digest, write_json
 from tests.pipeline import REPOSITORY, contents, write_data
 
-FOLDER = (  # files of the folder that `root` writes
+FOLDER = (  # files in the folder that `root` writes
     "data/corpus.jsonl",
     "data/queries.jsonl",
     "data/answers.jsonl",
@@ -44,10 +44,10 @@ TEACHER = RetrieverTeacher("none", "")
 
 
 class Case(NamedTuple):
-    """A way to call a verb, with the files that are its sources."""
+    """A call of a verb, and the files that are its sources."""
 
     verb: str
-    write: Callable[[str], object]  # takes the output; the current folder is `root`
+    write: Callable[[str], object]  # the argument is the output; the current folder is `root`
     sources: tuple[str, ...]
 
 
@@ -112,7 +112,7 @@ CASES = (
     Case("rerank", _rerank, ("one.trec", "texts.jsonl", "qrels.tsv", *FOLDER)),
     Case("rerank", _score, ("one.trec", *FOLDER)),
 )
-# Verbs whose output cannot be a file of a source.
+# Verbs whose output cannot be a source file.
 OTHERS = {
     "data build": "an existing version is not overwritten",
     "demo": "its data are its own",
@@ -204,7 +204,7 @@ def test_a_file_of_a_run_is_not_replaced(out: str, root: Path) -> None:
     with pytest.raises(ValueError, match=rf"{re.escape(out)} is among the files of .*/runs"):
         _fuse()(out)
     assert contents(root) == before
-    _fuse()(f"{Path(out).parts[0]}/runs/both.trec")  # where rankings go
+    _fuse()(f"{Path(out).parts[0]}/runs/both.trec")  # the place for rankings
 
 
 def test_every_verb_with_an_output_has_a_case() -> None:
@@ -213,11 +213,11 @@ def test_every_verb_with_an_output_has_a_case() -> None:
     verbs = {verb for verb, text in files.items() if re.search(pattern, text, re.MULTILINE)}
     assert verbs == {case.verb for case in CASES} | OTHERS.keys()
     described = {verb for verb, text in files.items() if re.search(r'"[^"]*\b(to|file) write\b|file for a ', text)}
-    assert described <= verbs, "an output of another name: add it to WRITES"
+    assert described <= verbs, "an output with another name: add it to WRITES"
 
 
 def test_other_files_of_a_folder_are_replaced(root: Path) -> None:
-    """Run a command again: what it wrote into the folder of its source is not a source."""
+    """A command can be repeated: a file that it wrote into the folder of its source is not a source."""
     for _ in range(2):
         assert write_keywords(Corpus.open("data"), "data/pseudo.jsonl")[0]
         _split("qrels.tsv", "data")

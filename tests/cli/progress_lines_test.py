@@ -1,4 +1,4 @@
-"""Progress of commands whose streams are files: lines on standard error, also of the work inside other work; no bar."""
+"""Progress of commands whose streams are files: lines on standard error, also for nested work, and no bar."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINE = re.compile(
 
 
 def works(*arguments: str) -> set[str]:
-    """Run a command that writes lines often; return the names of the works that have lines. stderr has nothing else."""
+    """Run a command that writes progress often; return the names in its progress lines. stderr has no other lines."""
     command = [sys.executable, "-c", OFTEN, *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

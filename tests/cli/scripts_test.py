@@ -1,4 +1,4 @@
-"""The scripts as a user runs them, in processes of their own."""
+"""The scripts as a user runs them, each as a process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.pipeline import (
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/ (BEIR) and run/, an untrained run whose shards hold three passages."""
+    """A folder with data/ (BEIR) and run/, an untrained run whose shards have three passages."""
     folder = tmp_path_factory.mktemp("scripts")
     data = write_data(folder / "data")
     untrained_run(folder / "run", write_encoder(folder / "encoder"), data, encode__shard_rows=3)
@@ -42,7 +42,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_encode_killed_and_continued(root: Path) -> None:
-    """kill -9 after some shard is written: the same command continues, and every byte is that of a job left alone."""
+    """After kill -9 with some shards written, the same command continues, and every byte equals that of an
+    uninterrupted job."""
     arguments = (f"--workdir={root / 'run'}", f"--corpus={root / 'data'}")
     folder = root / "run" / "embeddings" / "killed"
     process = subprocess.Popen(
@@ -66,7 +67,7 @@ def test_encode_killed_and_continued(root: Path) -> None:
     assert alone.returncode == 0, alone.stderr
     assert contents(folder) == contents(root / "run" / "embeddings" / "alone")
     first = sorted(done)[0]
-    assert (folder / first).stat().st_mtime_ns == done[first], "a shard that was whole is not written again"
+    assert (folder / first).stat().st_mtime_ns == done[first], "a complete shard is not written again"
     assert len(read_json(folder / "manifest.json")["shards"]) > len(done)
 
 
@@ -90,8 +91,8 @@ finally:
 
 @pytest.mark.exhaustive
 def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> None:
-    """Train, encode, search: every line to the last. The compiled programs are kept where a user has them, so the
-    second search compiles nothing; damaged ones, and a folder that cannot be written, change nothing but the time."""
+    """Train, encode and search print only expected lines. Compiled programs are cached in the user's folder, so the
+    second search compiles nothing; a damaged cache, or one that cannot be written, changes only the time."""
     workdir, cache = tmp_path / "run", tmp_path / "cache"
     user = {k: v for k, v in environment().items() if not k.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))}
     user["XDG_CACHE_HOME"] = str(cache)
@@ -103,10 +104,11 @@ def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> 
         assert done.returncode == 0, done.stderr
         lines = done.stderr.splitlines()
         counts = lines.pop().split() if arguments[0] == "-c" else []
-        work = r"[0-9-]{10} [0-9:]{8} (train|validate|(rank|tokenize) \w+|encode( \w+)?|search): "  # over ten seconds
+        # Printed if they take over ten seconds.
+        work = r"[0-9-]{10} [0-9:]{8} (train|validate|(rank|tokenize) \w+|encode( \w+)?|search): "
         assert [line for line in lines if not re.match(work, line)] == []
         lines = done.stdout.splitlines()
-        return counts + [re.sub(r", \d+\.\d{3} s\)$", ")", line) for line in lines]  # what an answer took
+        return counts + [re.sub(r", \d+\.\d{3} s\)$", ")", line) for line in lines]  # without the time of an answer
 
     config = train_arguments(root / "encoder", root / "data", workdir, train__steps=1, train__checkpoint_every=1)
     trained = run("train.py", *config)
@@ -138,8 +140,8 @@ def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_start_of_a_search_imports_and_traces_little(root: Path) -> None:
-    """Modules that take long to import, and traces of the encoder, are most of a question's time in a new process; the
-    collection of garbage was a tenth of it."""
+    """Imports of large modules, and traces of the encoder, are most of a question's time in a new process; garbage
+    collection was a tenth of it."""
     run = open_run(root / "run")
     encode_corpus(run, Corpus.open(root / "data"), "start", progress=False)
     program = """
@@ -171,7 +173,7 @@ finally:
     )
     assert done.returncode == 0, done.stderr
     *answer, modules, calls, collected = done.stdout.splitlines()
-    assert "silver" in "".join(answer) or "river" in "".join(answer), "it has searched"
+    assert "silver" in "".join(answer) or "river" in "".join(answer), "the search has an answer"
     unused = {"datasets", "grain", "ir_measures", "matplotlib", "optax", "orbax", "pyarrow", "scipy"}
     unused |= {
         "regex",
@@ -183,15 +185,15 @@ finally:
         "jax.experimental.pallas.triton",
     }
     assert unused & set(modules.split()) == set()
-    # The encoder's program traces its loop and its last layer; the run says which parameters it has. The digests are
-    # compared once.
+    # The encoder's program traces its loop and its last layer; the run records its parameters. The digests are compared
+    # once.
     assert Counter(calls.split()) == {"attention_block": 2, "leaf_digests": 1}
-    assert int(collected) <= 20  # while flags are parsed
+    assert int(collected) <= 20  # during the parsing of flags
 
 
 @pytest.mark.exhaustive
 def test_a_damaged_checkpoint_is_one_sentence(root: Path, tmp_path: Path) -> None:
-    """Whatever else Orbax was reading at that moment: ten times, because it is a race."""
+    """Whatever else Orbax reads at the same time. Ten times, because it is a race."""
     shutil.copytree(root / "run", tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
     index = tmp_path / "run" / "checkpoints" / "0" / "params" / "manifest.ocdbt"
     data = bytearray(index.read_bytes())
@@ -218,7 +220,7 @@ for _ in range(10):
 
 
 def test_only_the_modules_of_an_extra_import_its_packages() -> None:
-    """A verb that needs no extra must work without all of them."""
+    """A verb that needs no extra must work without any of them."""
     program = """
 import importlib, pkgutil, sys
 import jaxret

@@ -1,4 +1,4 @@
-"""Every key is read by something, and every shipped config builds."""
+"""Every key is read, and every shipped config builds."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def shipped(name: str, suffix: str) -> ConfigDict:
 
 
 class Reads:
-    """Notes the keys that are read of any ConfigDict; copying a whole config (`to_dict`) reads nothing."""
+    """A recorder of the keys that are read from any ConfigDict; copying a whole config (`to_dict`) reads nothing."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.keys: set[str] = set()
-        self._places: dict[int, tuple[str, ConfigDict]] = {}  # the config too, so that its id stays its own
+        self._places: dict[int, tuple[str, ConfigDict]] = {}  # holding the config keeps its id unique
         self._copying = 0
         get, to_dict = ConfigDict.__getitem__, ConfigDict.to_dict
 
@@ -111,13 +111,13 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         encode_corpus(run, Corpus.open(data), progress=False)
         search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
     others = {key for key in keys if key.startswith("head.") and key.split(".")[1] in HEADS.keys() - {"mvr"}}
-    others |= {key for key in keys if find_reader("retrieval", key)}  # refused: tests/training/unread_keys_test.py
-    others.remove("pretraining.method")  # read to name keys of another method, which have no effect
+    others |= {key for key in keys if find_reader("retrieval", key)}  # refused keys: tests/training/unread_keys_test.py
+    others.remove("pretraining.method")  # it names keys of another method, which have no effect
     assert keys - reads.keys == {"train.added"} | others
 
 
 def test_a_family_reads_its_own_group_and_no_other() -> None:
-    """Every key of a group is a field of the family's class, with the same default; and there is no other group."""
+    """Every key of a group is a field of the family's class with the same default, and there is no other group."""
     config = importlib.import_module("jaxret.configs.base").get_config()
     shapes = {"num_layers": 12, "hidden_size": 16, "vocab_size": 30522}
     groups = {key for key, value in config.head.items() if isinstance(value, ConfigDict)}
@@ -125,7 +125,7 @@ def test_a_family_reads_its_own_group_and_no_other() -> None:
     for name, head in HEADS.items():
         own = {field.name: field.default for field in fields(head) if field.name not in (*NOT_KEYS, "token")}
         assert own == config.head.get(name, ConfigDict()).to_dict(), name
-        # Of configs/NAME.py: a key may have no default that is allowed.
+        # The values are those of configs/NAME.py, because a key may have no valid default.
         values = {} if name == "dual_encoder" else shipped(name, "").head[name].to_dict()
         assert set(head(**shapes, **values).contract()) | set(head.NOT_IN_VECTORS) | set(head.FREE) == {*own, "token"}
 
@@ -134,8 +134,8 @@ WORDS = ("MLR", "ME-BERT", "ColBERT", "MVR", "Aggretriever", "I3", "SPLADE", "CO
 
 
 def test_family_names_occur_only_in_their_files() -> None:
-    """In code: names of the table and of its classes, and the papers' names in what is printed. Docstrings and comments
-    may cite a paper. The demo is an example, as the configs are; reproduce is about the papers."""
+    """In code, these are names of the table and of its classes, and the papers' names in messages. Docstrings and
+    comments may cite a paper. The demo is an example, like the configs; reproduce is about the papers."""
     classes = {head.__name__ for head in HEADS.values()}
     lines = []
     for path in sorted((REPOSITORY / "jaxret").rglob("*.py")):
@@ -149,7 +149,7 @@ def test_family_names_occur_only_in_their_files() -> None:
             if isinstance(node, ast.Name | ast.alias):
                 bad = (node.id if isinstance(node, ast.Name) else node.name) in classes
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-                # "colbert" is also a data format, so a name of the table only counts where it is compared
+                # "colbert" is also a data format, so a name of the table only counts in a comparison
                 named = node.value in HEADS and id(node) in compared
                 bad = named or any(re.search(rf"(?<![A-Z]){word}", node.value) for word in WORDS)
             else:
@@ -235,8 +235,8 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "i3_msmarco:bert": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:retromae": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:distilled": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
-    "ance_msmarco:": (1e-6, 64, 1, None, 5000, 1.0, 64, 512, 0.0, True),  # its published code
-    "splade_msmarco:": (5e-6, 32, 7, 3, 0.1, 1.0, 128, 128, 0.0, True),  # Tevatron's example
+    "ance_msmarco:": (1e-6, 64, 1, None, 5000, 1.0, 64, 512, 0.0, True),  # from its published code
+    "splade_msmarco:": (5e-6, 32, 7, 3, 0.1, 1.0, 128, 128, 0.0, True),  # from Tevatron's example
     "language_models:repllama": (1e-4, 32, 15, 1, 100, 1.0, 32, 196, 0.0, True),
     "language_models:llama3": (1e-4, 32, 15, 1, 100, 1.0, 32, 196, 0.0, True),
     "language_models:mistral": (1e-4, 32, 15, 1, 0.1, 1.0, 32, 156, 0.0, True),
@@ -274,7 +274,8 @@ def test_recipes_have_the_papers_values() -> None:
         ], name
         assert c.optimizer.name == ("lamb" if file in ("i3_msmarco", "ance_msmarco") else "adamw")
         assert set(c.seed.values()) == {12345}
-        if file in ("mlr_open_qa", "mlr_mined"):  # its code: by NLL, and by average rank when epoch > 30, from 0
+        # In its code, NLL selects first, and the average rank when epoch > 30, counted from 0.
+        if file in ("mlr_open_qa", "mlr_mined"):
             v = c.validation
             assert (v.metric, v.then, v.then_from, v.batch_size) == ("nll", "average_rank", 32, 128)
     assert shipped("recipes/mlr_open_qa", "bert").head.mlr.chosen == (10, 12)
@@ -291,7 +292,7 @@ def test_recipes_have_the_papers_values() -> None:
     assert shipped("recipes/i3_msmarco", "released").loss.in_batch_negatives
 
 
-# What a recipe says about a model or about text is replaced by something tiny, and nothing else.
+# The only values that are replaced by small ones: those about a model or about text.
 SHRUNKEN = {
     "encoder.layers": 0,
     "head.mlr.chosen": (1, 3),
@@ -301,7 +302,7 @@ SHRUNKEN = {
     "head.i3.mask_id": 4,
     "head.mvr.count": 3,
     "head.me_bert.count": 3,
-    "head.mvr.first_id": 95,  # the tests' tokenizer ends before
+    "head.mvr.first_id": 95,  # the tests' tokenizer has fewer tokens
     "head.aggretriever.lexical_dim": 12,
     "head.aggretriever.cls_dim": 4,
     "tokens.query_length": 12,
@@ -315,7 +316,7 @@ SHRUNKEN = {
 
 
 def distinct_when_shrunken() -> list[tuple[str, str]]:
-    """The recipes, one of those that are alike once SHRUNKEN is applied: they differ in the weights they start from."""
+    """The recipes, with one of those that become equal by SHRUNKEN: they differ in their start weights."""
     cases: dict[str, tuple[str, str]] = {}
     for name, suffix in RECIPES:
         config = shipped(name, suffix).lock()
@@ -335,13 +336,13 @@ def test_a_shrunken_recipe_runs(name: str, suffix: str, tmp_path: Path, monkeypa
     write = write_language_model if name in LANGUAGE_MODELS else write
     encoder, data = write(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
     config.update_from_flattened_dict(SHRUNKEN | {"encoder.checkpoint": str(encoder), "data.train": str(data)})
-    if name in LANGUAGE_MODELS:  # a token a character: prompts take most
+    if name in LANGUAGE_MODELS:  # with a token per character, prompts take most of a text
         config.tokens.query_length = config.tokens.passage_length = 120
         shapes = json.loads((encoder / "config.json").read_text())
         (encoder / "config.json").write_text(json.dumps(shapes | {"max_position_embeddings": 120}))
     if config.lora.rank:  # at most the tiny encoder's width
         config.lora.rank = 4
-    if config.loss.kl.weight:  # taught: a teacher's scores of each query's positive and of the passage that is not one
+    if config.loss.kl.weight:  # a teacher's scores of each query's positive and negative
         scores = tmp_path / "teacher.trec"
         scores.write_text("".join(f"q{i} Q0 p{i} 1 2.0 t\nq{i} Q0 n{i} 2 1.0 t\n" for i in range(8)))
         config.data.teacher_run = str(scores)
@@ -371,7 +372,7 @@ def test_i3_fine_tuning_starts_from_the_warm_up(
 ) -> None:
     monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1, tensor=1: make_mesh(fsdp, jax.devices()[:1]))
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
-    queries = tmp_path / "keywords.jsonl"  # pseudo-queries from a file, as a user without a generator makes it
+    queries = tmp_path / "keywords.jsonl"  # pseudo-queries from a file, for a user without a generator
     assert write_keywords(Corpus.open(data), queries, count=3)[0] > 8
 
     def run(suffix: str, workdir: Path, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Options of commands: values that are refused whatever the option is."""
+"""Options of commands: values that every option refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from jaxret.serving.serve_options import ServeOptions
     ],
 )
 def test_nan_and_infinity_are_refused(kind: Any, name: str, value: str) -> None:
-    """NaN is below no bound, and would be the score of every passage."""
+    """NaN is not below any bound, and would become the score of every passage."""
     with pytest.raises(ValueError, match=rf"^{name} .*{value}; .*finite number$"):
         kind(**{name: float(value)})
 
@@ -60,7 +60,7 @@ def test_options_are_checked_when_they_are_made_and_stay_as_they_are(module: str
     kind = getattr(importlib.import_module(module), name)
     assert kind.__dataclass_params__.frozen
     for field in fields(kind):
-        options = object.__new__(kind)  # the tests' own check of types is in __init__
+        options = object.__new__(kind)  # typeguard would check types in __init__
         for each in fields(kind):
             object.__setattr__(options, each.name, object() if each is field else each.default)
         with pytest.raises(ValueError, match=f"^{field.name} is <object object.*>; it must be "):

@@ -1,4 +1,4 @@
-"""Names of other libraries are hints to those here."""
+"""Option names of other libraries are answered with jaxret's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passages are split into sentences, equal parts or windows of words, and documents are put together again."""
+"""Passages are split into sentences, equal parts or windows of words, and documents are joined again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_equal_parts_differ_by_one_word() -> None:
 
 def test_windows_overlap_and_keep_white_space() -> None:
     assert split_text(TEXT, ChunkOptions(words=3)) == ["one two  three", "four\nfive six", "seven"]
-    windows = ["one two  three", "three four\nfive", "five six seven"]  # nothing is left for a fourth
+    windows = ["one two  three", "three four\nfive", "five six seven"]  # a fourth window would have no new word
     assert split_text(TEXT, ChunkOptions(words=3, overlap=1)) == windows
     assert split_text("one", ChunkOptions(words=3, overlap=2)) == ["one"]
 
@@ -88,7 +88,7 @@ def test_contradicting_options_are_errors(options: dict[str, Any]) -> None:
 
 
 def test_a_document_is_the_sequence_of_its_chunks() -> None:
-    """Also those with more chunks than are read at a time, without any, and not there."""
+    """Also a document with more chunks than one read returns, one without chunks, and one that does not exist."""
     long = Passage("long", " ".join(map(str, range(40))), "Title")
     stored = {chunk.id: chunk for chunk in split_passage(long, ChunkOptions(words=1))} | {"one": Passage("one", "text")}
     reads = []
@@ -102,14 +102,14 @@ def test_a_document_is_the_sequence_of_its_chunks() -> None:
         "one": Passage("one", "text"),
         "none": Passage("none", ""),
     }
-    assert len(reads) == 4, "the last one finds nothing"
+    assert len(reads) == 4, "the last read returns no chunk"
     stored["long#3"] = stored["long#31"] = Passage("empty", "")
     (joined,) = join_passages(read, ["long"]).values()
     assert joined.text.split() == [str(number) for number in range(40) if number not in (3, 31)]
 
 
 def test_a_document_lacks_its_deleted_chunks() -> None:
-    """Also if so many are deleted that a reading finds none, and if the chunks beside them overlap."""
+    """Also if so many chunks are deleted that one read returns none, and if the chunks next to them overlap."""
     words = [str(number) for number in range(81)]
     chunks = split_passage(Passage("a", " ".join(words)), ChunkOptions(words=3, overlap=1))
     stored = {chunk.id: chunk for chunk in chunks}

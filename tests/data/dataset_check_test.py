@@ -1,4 +1,4 @@
-"""`data check` finds what is wrong with a data set, and says what is in it."""
+"""`data check` reports errors in a data set, and describes its contents."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def test_bad_records_are_counted_by_reason_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """DPR's files of TriviaQA and SQuAD have records without a positive, which training leaves out."""
+    """The TriviaQA and SQuAD files of DPR have records without a positive, which training leaves out."""
     path = tmp_path / "train.json"
     positive = {"title": "", "text": "river", "passage_id": "1"}
     empty = {"answers": ["a"], "negative_ctxs": [], "hard_negative_ctxs": []}
@@ -123,13 +123,13 @@ def test_a_folder_in_a_forced_format(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_corpus_is_checked_in_less_than_100_bytes_a_passage(tmp_path: Path) -> None:
-    """Ids and texts are held as 8 bytes each, and so are lengths."""
+    """An id, a text and a length take 8 bytes each."""
     path, held = tmp_path / "corpus.jsonl", []
     for count in (500, 2_500):
         lines(
             path, *({"_id": f"a long id of passage {i}".replace(" ", "-"), "text": f"text {i}"} for i in range(count))
         )
-        check_source(path)  # what is imported and cached by the way is not counted
+        check_source(path)  # imports and caches do not count
         tracemalloc.start()
         check_source(path)
         held.append(tracemalloc.get_traced_memory()[1])
@@ -148,7 +148,7 @@ def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("separator", "joined"), [(" ", "Rivers stone"), ("[SEP]", "Rivers [SEP] stone")])
 def test_the_first_passage_is_shown_as_it_is_read(tmp_path: Path, separator: str, joined: str) -> None:
-    """Where title and text meet, however long they are."""
+    """It shows where title and text are joined, for texts of any length."""
     rows = [
         {"_id": "a", "title": "Rivers", "text": "stone"},
         {"_id": "b", "title": "", "text": "x" * 150},
@@ -190,7 +190,7 @@ def test_files(rows: list, expected: str, tmp_path: Path) -> None:
 
 
 def test_the_negatives_of_a_query_are_counted(tmp_path: Path) -> None:
-    """sentence-transformers, too, takes each further column of texts as negatives, whatever its name is."""
+    """Like sentence-transformers, it takes each further column of texts as negatives, whatever its name."""
     rows = [{"anchor": f"question {n}", "positive": f"river {n}", "source": f"page {n}"} for n in range(3)]
     path = lines(tmp_path / "rows.jsonl", *rows, {"anchor": "question 0", "positive": "river 9", "source": "page 9"})
     output = check_source(f"st.tuples:{path}").lines
@@ -204,7 +204,7 @@ def test_a_file_of_questions_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_teachers_scores(tmp_path: Path) -> None:
-    """PyLate's: what is called after a split is a ranking of passages, and nobody judged them."""
+    """PyLate's format: a file named after a split is a ranking of passages without judgements."""
     lines(tmp_path / "documents.jsonl", {"document_id": 1, "text": "stone"}, {"document_id": 2, "text": "river"})
     lines(tmp_path / "queries.jsonl", {"query_id": 1, "text": "a question"})
     lines(tmp_path / "train.jsonl", {"query_id": 1, "document_ids": [1, 2], "scores": [2.5, 0.5]})
@@ -214,7 +214,7 @@ def test_a_folder_of_a_teachers_scores(tmp_path: Path) -> None:
 
 
 def test_limits_are_in_tokens(tmp_path: Path) -> None:
-    """Words have none: a limit without a tokenizer would be passed over."""
+    """Words have no limit: a limit without a tokenizer would be ignored."""
     path = lines(tmp_path / "a.tsv", "1\ta text")
     line = command("-m", "jaxret", "data", "check", str(path), "--lengths=32")
     done = subprocess.run(line, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Tokens around the texts of language models follow the post-processor of tokenizer.json."""
+"""Tokens around the texts of language models follow the post-processor in tokenizer.json."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.pipeline import write_language_model
 @pytest.mark.parametrize(
     ("template", "start", "end"),
     [
-        ("$A <|end|>", [], 0),  # Qwen3-Embedding: eos_token is another one
+        ("$A <|end|>", [], 0),  # Qwen3-Embedding: its eos_token is another token
         ("<|begin|> $A <|end|>", [2], 0),  # EmbeddingGemma
-        ("<|begin|> $A", [2], 1),  # Llama: nothing is appended, so that eos_token is
+        ("<|begin|> $A", [2], 1),  # Llama: nothing is appended, so the end token is eos_token
         ("$A", [], 1),  # Qwen3
     ],
 )
@@ -40,8 +40,8 @@ def test_texts_end_as_tokenizer_json_has_them(tmp_path: Path) -> None:
         return [row.tolist() for row in tokenizer.queries(texts)]
 
     (text,) = ids("$A", "ab")
-    assert ids("$A", "ab" * 20) == [text * 4], "no end token where a text is cut"
-    assert ids("$A", "") == [[1]], "a text has a token"
+    assert ids("$A", "ab" * 20) == [text * 4], "a truncated text has no end token"
+    assert ids("$A", "") == [[1]], "an empty text still has a token"
     assert ids("<|begin|> $A", "ab", "") == [[2, *text], [2]]
     assert ids("$A <|end|>", "ab", "") == [[*text, 0], [0]]
     tokenizers = [TextTokenizer.load(write_language_model(tmp_path, template="$A"), 8, 8, end) for end in (True, False)]

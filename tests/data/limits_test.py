@@ -1,4 +1,4 @@
-"""Memory and time do not grow with a line or a text, however small the file that holds it."""
+"""Memory and time do not grow with a line or a text, however small the compressed file is."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.conftest import REPOSITORY
 from tests.pipeline import write_encoder
 
 MIB = 2**20
-AIR = 200  # MiB: buffers, and what an allocator keeps; machines differ by half of it
-LIMIT = 16  # MiB of a line
+AIR = 200  # MiB for buffers and the allocator; machines differ by half of it
+LIMIT = 16  # MiB per line
 LONG = pytest.mark.exhaustive
 
 
@@ -36,8 +36,8 @@ def write_gzip(path: Path, *parts: bytes | tuple[bytes, int]) -> Path:
 
 
 def measure(code: str, path: Path) -> tuple[str, float, float]:
-    """Runs code on `path` in a process of its own: (what it printed, or the error; CPU seconds; MiB at the peak over
-    those of the imports)."""
+    """Run code on `path` in a new process: (its output or error; CPU seconds; the peak of memory in MiB above that of
+    the imports)."""
     program = f"""
 import re, sys, time
 from jaxret.data.formats import *
@@ -91,7 +91,7 @@ def test_a_billion_blank_lines_cost_little(tmp_path: Path, name: str) -> None:
     path = write_gzip(tmp_path / name, (b"\n" * (8 * MIB), 8), b"not a record")
     said, seconds, peak = measure("Corpus.open(path).scan()", path)
     assert f"{name}:{64 * MIB + 1}: this" in said
-    assert seconds < 20  # 1; line by line it is 100 and more
+    assert seconds < 20  # it takes 1; line by line it would take 100 and more
     assert peak < AIR
 
 
@@ -122,7 +122,7 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
     ],
 )
 def test_memory_of_the_longest_allowed_line(tmp_path: Path, name: str, code: str, start: str, end: str) -> None:
-    """With an emoji, because of which Python takes four bytes for each character."""
+    """With an emoji, so that Python needs four bytes for each character."""
     path = tmp_path / name
     path.write_text(start + "\U0001f600" + "river " * ((lines.LINE_LIMIT - 200) // 6) + end, encoding="utf-8")
     said, _, peak = measure(f"{code}; print('read')", path)
@@ -147,7 +147,7 @@ def test_the_limit_counts_bytes_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str
 ) -> None:
     for module in (lines, tables):
-        monkeypatch.setattr(module, "LINE_LIMIT", 3 * MIB)  # of chunks of 1
+        monkeypatch.setattr(module, "LINE_LIMIT", 3 * MIB)  # the chunks have 1 MiB
     kind, line, what = READERS[name]
     path = tmp_path / f"{name}{suffix}"
     source = f"dpr.passages:{path}" if name == "quoted.tsv" else path
@@ -177,7 +177,7 @@ def test_lines_do_not_depend_on_chunk_limits(tmp_path: Path, monkeypatch: pytest
         list(Corpus.open(tmp_path / "a.jsonl").read())
     (tmp_path / "a.tsv").write_text('1\t"a\n\nb"\tt\n\n\n2\tt\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.tsv:6: this row has 2 columns"):
-        Corpus.open(f"dpr.passages:{tmp_path / 'a.tsv'}").scan()  # no line of it has three columns
+        Corpus.open(f"dpr.passages:{tmp_path / 'a.tsv'}").scan()  # none of its lines has three columns
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 4096])

@@ -1,4 +1,4 @@
-"""Judgements split by the training queries of their relevant passages, as functions and as a process."""
+"""Judgements are split by whether their relevant passages occur in training queries; by functions, and by a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEST = [
     Judgement("new", "p1", 1),
     Judgement("old", "p2", 1),
     Judgement("both", "p1", 1),
-    Judgement("old", "p1", 0),  # not relevant: it does not count
+    Judgement("old", "p1", 0),  # not relevant, so it does not count
     Judgement("both", "p2", 2),
     Judgement("none", "p2", 0),
 ]
@@ -84,7 +84,7 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str, dat
 def test_an_interrupted_split_leaves_no_set_of_an_earlier_one(
     replacement: int, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ended at the first or the second file that gets its name."""
+    """It ends at the first or at the second file that gets its name."""
     replace, test = os.replace, JudgementSource.open(data / "data", "test")
     (data / "data" / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nt1\tp1\t1\n")
     files = [data / "sets" / f"qrels.set{number}.tsv" for number in (0, 1)]

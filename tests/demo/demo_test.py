@@ -25,13 +25,15 @@ def evaluation(values: np.ndarray) -> Evaluation:
 
 @pytest.fixture
 def table() -> dict[str, Evaluation]:
-    """The second row is better than the first, the third is the second, the fourth a little better than the third."""
+    """The second row is better than the first, the third equals the second, the fourth is slightly better than the
+    third."""
     rng = np.random.default_rng(3)
     first = rng.uniform(0, 0.5, 60)
     better = first + rng.uniform(0, 0.4, 60)
     noise = rng.normal(size=60)
     noise = (noise - noise.mean()) / noise.std(ddof=1)
-    little = better + 0.05 * (noise + 2.2 / np.sqrt(60))  # t = 2.2: p = 0.03, significant alone, not as one of three
+    # T = 2.2: p = 0.03 is significant alone, but not as one of three.
+    little = better + 0.05 * (noise + 2.2 / np.sqrt(60))
     return {"a": evaluation(first), "b": evaluation(better), "c": evaluation(better), "d": evaluation(little)}
 
 
@@ -46,7 +48,7 @@ def test_every_row_is_compared_with_the_one_above(table: dict[str, Evaluation]) 
     assert [row[5] for row in cells] == ["yes", "no", "no"]
     alone = stats.ttest_rel(rows[3], rows[2]).pvalue  # close to the randomization test on 60 values
     assert 0.05 / 3 < alone < 0.05, "control: without the correction it would be significant"
-    assert float(cells[2][4]) == pytest.approx(2 * alone, rel=0.15)  # the second smallest of three
+    assert float(cells[2][4]) == pytest.approx(2 * alone, rel=0.15)  # it is the second smallest p of three
     assert "over 60 questions" in text
     assert "for 3 tests" in text
     assert "yes" not in change_table({"a": table["b"], "b": table["c"]}, ["one"], aligned_table)

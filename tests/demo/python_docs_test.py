@@ -1,4 +1,4 @@
-"""The shipped corpus, pairs and questions of the demo."""
+"""The corpus, pairs and questions that the demo ships."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def docstrings() -> tuple[list[Passage], list[SummaryPair]]:
 
 
 def words(text: str) -> str:
-    """Lower-case words separated and surrounded by single spaces."""
+    """Return lower-case words, separated and surrounded by single spaces."""
     return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
 
 
@@ -40,7 +40,7 @@ def test_no_summary_occurs_in_its_passage(docstrings):
     for pair in pairs:
         summary = words(pair.query.text)
         assert summary not in words(f"{pair.passage.title} {pair.passage.text}"), pair.query.id
-        assert summary in words(texts[pair.query.id]), pair.query.id  # control: in the whole docstring it does
+        assert summary in words(texts[pair.query.id]), pair.query.id  # control: the whole docstring has it
 
 
 def test_train_and_dev_share_neither_ids_nor_queries(docstrings):

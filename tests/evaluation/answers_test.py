@@ -1,4 +1,4 @@
-"""Answer matching against DPR's golden values, and top-k accuracy by hand."""
+"""Answer matching against DPR's golden values, and top-k accuracy against values by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, answer_ran
 GOLDEN = [
     ("U.S.", "in the U.S. today", True),
     ("US", "in the U.S. today", False),
-    ("Beyoncé", "Beyonce sang", False),  # marks are kept
+    ("Beyoncé", "Beyonce sang", False),  # accents are kept
     ("Beyoncé", "BEYONCE\u0301", True),  # and normalized
     ("1,000", "about 1,000 men", True),
     ("1000", "about 1,000 men", False),
@@ -71,7 +71,7 @@ def test_joining_tokens_equals_comparing_lists() -> None:
 
 QUERIES = [Query("q1", "?", ("red",)), Query("q2", "?", ("blue", "sky")), Query("q3", "?", ("gone",))]
 TEXTS = {"p1": "green grass", "p2": "a red rose", "p3": "the sky"}
-RUN = {"q1": [("p1", 3.0), ("p2", 2.0)], "q2": [("p3", 1.0)]}  # q3 found nothing
+RUN = {"q1": [("p1", 3.0), ("p2", 2.0)], "q2": [("p3", 1.0)]}  # q3 has no results
 
 
 def test_answer_ranks_and_accuracy_by_hand() -> None:
@@ -95,13 +95,13 @@ def test_accuracy_with_missing_answers_or_texts_is_an_error() -> None:
 
 
 def test_answers_as_regular_expressions(data_dir: Path) -> None:
-    """CuratedTREC's, as DPR matches them: anywhere, in any case, across marks that are written in two ways."""
+    """CuratedTREC's patterns match as in DPR: anywhere, in any case, and across both ways to write an accent."""
     queries = QuerySource.open(data_dir / "format-samples" / "dpr" / "curatedtrec-like.qa.csv").read()
     texts = {"a": "As NANCY she sings.", "b": "by Coco-Chanel, or Jean Patou", "c": "on 18 May 1974", "d": "nothing"}
     ranks = {query.id: [("d", 2.0), (key, 1.0)] for query, key in zip(queries, "adbc", strict=True)}
     first_ranks = answer_ranks(ranks, queries, texts, 2, "regex")
     assert list(first_ranks.values()) == [2, None, 2, 2]
-    assert list(answer_ranks(ranks, queries, texts, 2).values()) == [None] * 4, "control: as strings"
+    assert list(answer_ranks(ranks, queries, texts, 2).values()) == [None] * 4, "control: the patterns as strings"
     marks = [Query("q", "?", ("Beyonc\u00e9|\\d{4}", " "))]
     assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "BEYONCE\u0301"}, 1, "regex") == {"q": 1}
     assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "Beyonce"}, 1, "regex") == {"q": None}

@@ -1,4 +1,5 @@
-"""Comparisons of several systems on the same queries: pairing, corrections for many tests, and the printed report."""
+"""Comparisons of several systems on the same queries: pairing, corrections for multiple tests, and the printed
+report."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def test_means_and_deviations_are_over_runs(compared: SystemComparison) -> None:
     means = [np.mean(list(values["R@5"].values())) for values in SYSTEMS["mlr"]]
     score = compared.score("mlr", "R@5")
     assert score.mean == pytest.approx(np.mean(means))
-    assert score.deviation == pytest.approx(abs(means[0] - means[1]) / np.sqrt(2))  # of two: n - 1 is 1
+    assert score.deviation == pytest.approx(abs(means[0] - means[1]) / np.sqrt(2))  # of two seeds: n - 1 is 1
     assert compared.score("one", "R@5").deviation is None
 
 
@@ -53,7 +54,7 @@ def test_every_system_is_paired_with_the_first_by_the_mean_over_its_runs(compare
     assert compared.tests[0].comparison.p_t == pytest.approx(expected.p_t)
     assert (compared.tests[0].comparison.wins, compared.tests[0].comparison.losses) == (expected.wins, expected.losses)
     first = paired_comparison(SYSTEMS["dual"][0]["nDCG@10"], SYSTEMS["mlr"][0]["nDCG@10"], seed=0, resamples=1000)
-    assert compared.tests[0].comparison.p_t != pytest.approx(first.p_t), "not of the first seeds alone"
+    assert compared.tests[0].comparison.p_t != pytest.approx(first.p_t), "all seeds count, not only the first"
 
 
 def test_holm_counts_every_test_of_the_table(compared: SystemComparison) -> None:
@@ -62,7 +63,9 @@ def test_holm_counts_every_test_of_the_table(compared: SystemComparison) -> None
     alone = compare_systems({name: SYSTEMS[name] for name in ("dual", "mlr")}, ["R@5"], resamples=1000)
     assert alone.tests[0].holm_t == alone.tests[0].comparison.p_t
     drawn = min(compared.tests, key=lambda one: one.comparison.p_permutation)
-    assert drawn.holm_permutation == pytest.approx(min(1.0, 4 * drawn.comparison.p_permutation)), "of its own column"
+    assert drawn.holm_permutation == pytest.approx(min(1.0, 4 * drawn.comparison.p_permutation)), (
+        "the correction is that of its column"
+    )
 
 
 def test_only_systems_of_several_runs_are_tested_over_runs(compared: SystemComparison) -> None:
@@ -123,7 +126,8 @@ def test_measures_of_fewer_queries_are_counted() -> None:
 @pytest.mark.parametrize("shift", [0.0, 0.25, 0.1])
 def test_equal_differences_have_no_t_test(shift: float) -> None:
     values = {query: place / 30 for place, query in enumerate(QUERIES)}
-    other = {query: value + shift for query, value in values.items()}  # of 0.1, equal but for rounding
+    # A shift of 0.1 is equal for all queries, except for rounding.
+    other = {query: value + shift for query, value in values.items()}
     comparison = compare_systems(
         {"a": [{"R@5": values}], "b": [{"R@5": other}], "c": [run(4)]}, ["R@5"], resamples=5000
     )

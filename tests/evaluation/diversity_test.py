@@ -1,4 +1,4 @@
-"""Local variation, perplexity and winners, by hand."""
+"""Local variation, perplexity and winners, against values by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_local_variation_is_the_best_minus_the_mean_of_the_others() -> None:
 
 
 def test_the_paper_s_numbers_fit_softmax() -> None:
-    """LV .126 with 8 viewers is a best share of .235: .235 - .765 / 7 = .126 (MVR, table 6)."""
+    """LV .126 with 8 viewers corresponds to a best share of .235: .235 - .765 / 7 = .126 (MVR, table 6)."""
     shares = np.array([[0.235, *[0.765 / 7] * 7]])
     assert local_variation(shares) == pytest.approx(0.126, abs=1e-3)
 
@@ -32,7 +32,8 @@ def test_norms() -> None:
 
 
 def test_perplexity_counts_effective_vectors() -> None:
-    """One passage's queries choose 0 and 1 alike, another's always 2, a third has one query only."""
+    """The queries of passage 7 choose vectors 0 and 1 equally often, those of passage 8 always 2; passage 9 has only
+    one query."""
     winners, passages = np.array([0, 1, 2, 2, 2, 0]), np.array([7, 7, 8, 8, 8, 9])
     mean, counted = perplexity(winners, passages)
     assert mean == pytest.approx((2 + 1) / 2)
@@ -43,7 +44,7 @@ def test_perplexity_counts_effective_vectors() -> None:
 
 
 def test_perplexity_compares_no_passage_with_all_pairs() -> None:
-    """Equal to a plain loop, without a comparison for each passage."""
+    """The result equals that of a plain loop, without comparing every passage with all pairs."""
 
     class Passages(np.ndarray[Any, Any]):
         def __eq__(self, other: object) -> Any:
@@ -66,7 +67,7 @@ def test_perplexity_compares_no_passage_with_all_pairs() -> None:
 def test_all_measures_together() -> None:
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((50, 4, 6)).astype(np.float32)
-    queries = vectors[np.arange(50), np.arange(50) % 4] * 3  # pair i is won by vector i mod 4
+    queries = vectors[np.arange(50), np.arange(50) % 4] * 3  # vector i mod 4 wins pair i
     result = diversity(queries, vectors, np.arange(50) // 10)
     assert sum(result.wins) == result.pairs == 50
     assert max(result.wins) - min(result.wins) <= 6

@@ -1,4 +1,4 @@
-"""Fusion against sums written out by hand, and the rule for passages that one ranking lacks."""
+"""Fusion against sums by hand, and the rule for passages that are missing in one ranking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_reciprocal_ranks_are_sums_over_rankings() -> None:
     fused = fuse([SPARSE, DENSE], "rrf")
     expected = {"a": 1 / 61 + 1 / 63, "b": 1 / 62, "c": 1 / 63 + 1 / 61, "d": 1 / 62}
     assert dict(fused["q"]) == pytest.approx(expected)
-    assert [passage for passage, _ in fused["q"]] == ["a", "c", "b", "d"], "ties by rank in the first run"
+    assert [passage for passage, _ in fused["q"]] == ["a", "c", "b", "d"], "ties are ordered by rank in the first run"
     assert fused["r"] == [("a", 1 / 61)]
 
 
@@ -24,11 +24,11 @@ def test_min_max_scales_each_ranking() -> None:
     fused = fuse([SPARSE, DENSE], "min_max", (0.25, 0.75))
     expected = {"a": 0.25, "b": 0.25 * 6 / 9, "c": 0.75, "d": 0.75 * 0.7 / 0.8}
     assert dict(fused["q"]) == pytest.approx(expected)
-    assert fused["r"] == [("a", 0.25)], "one passage has the best score of its ranking"
+    assert fused["r"] == [("a", 0.25)], "a single passage gets the best score of its ranking"
 
 
 def test_z_scores_of_a_missing_passage_are_the_lowest() -> None:
-    """With 0, the mean, "d" would beat "b" in the sparse ranking although it is not in it."""
+    """With 0, the mean, "d" would beat "b" in the sparse ranking, although "d" is not in it."""
     fused = dict(fuse([SPARSE, {"q": [("d", 1.0), ("b", 1.0)]}], "z_score", (1.0, 0.0))["q"])
     z = (np.array([12.0, 9.0, 3.0]) - 8) / np.std([12.0, 9.0, 3.0])
     assert fused == pytest.approx({"a": z[0], "b": z[1], "c": z[2], "d": z[2]})

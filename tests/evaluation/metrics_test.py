@@ -1,4 +1,5 @@
-"""Measures against ir_measures (pytrec_eval) on random graded data, the official MS MARCO script, and by hand."""
+"""Measures against ir_measures (pytrec_eval) on random graded data, against the official MS MARCO script, and by
+hand."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Run = dict[str, list[tuple[str, float]]]
 
 
 def random_case(seed: int) -> tuple[Run, list[Judgement]]:
-    """Graded judgements with queries that are missing, unjudged, empty, or have nothing relevant; no tied scores."""
+    """Graded judgements with queries that are missing, unjudged, without results, or without a relevant passage; no
+    ties."""
     rng = random.Random(seed)
     passages = [f"p{i}" for i in range(60)]
     run: Run = {}
@@ -52,7 +54,7 @@ def test_equal_to_ir_measures(seed: int) -> None:
     ours, theirs = evaluate(run, judgements, MEASURES), oracle(run, judgements, MEASURES)
     expected = {str(measure): value for measure, value in theirs.aggregated.items()}
     assert ours.mean == pytest.approx(expected, abs=1e-9)
-    assert len(set(expected.values())) > len(MEASURES) / 2  # the measures can be told apart on this case
+    assert len(set(expected.values())) > len(MEASURES) / 2  # control: most measures have different values
     for metric in theirs.per_query:
         assert ours.per_query[str(metric.measure)][metric.query_id] == pytest.approx(metric.value, abs=1e-9)
     assert len(list(theirs.per_query)) == sum(map(len, ours.per_query.values()))
@@ -68,7 +70,7 @@ def test_control_another_ranking_is_not_equal() -> None:
 
 
 def test_ties_keep_the_order_of_the_ranking() -> None:
-    """trec_eval would put "b" first, by descending id."""
+    """trec_eval would put "b" first, because it sorts ties by descending id."""
     run: Run = {"q": [("a", 1.0), ("b", 1.0)]}
     judgements = [Judgement("q", "a", 1)]
     assert evaluate(run, judgements, ["RR"]).mean == {"RR": 1.0}
@@ -76,7 +78,8 @@ def test_ties_keep_the_order_of_the_ranking() -> None:
 
 
 def test_reciprocal_rank_equals_the_official_ms_marco_script() -> None:
-    """Its logic: the first relevant of ten ranks adds 1 / rank; the sum is divided by the number of judged queries."""
+    """The script's logic: the first relevant of ten ranks adds 1 / rank; the sum is divided by the number of judged
+    queries."""
     run, judgements = random_case(7)
     relevant: dict[str, set[str]] = {}
     for judgement in judgements:
@@ -89,7 +92,8 @@ def test_reciprocal_rank_equals_the_official_ms_marco_script() -> None:
                     total += 1 / (i + 1)
                     break
     assert evaluate(run, judgements, ["RR@10"]).mean["RR@10"] == pytest.approx(total / len(relevant), rel=1e-12)
-    assert len(relevant) != len(run.keys() & relevant.keys())  # dividing by the queries found would differ
+    # Control: dividing by the number of queries with results would differ.
+    assert len(relevant) != len(run.keys() & relevant.keys())
 
 
 def test_by_hand() -> None:

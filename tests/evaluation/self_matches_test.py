@@ -1,4 +1,4 @@
-"""Queries that are passages: what is left out, against BEIR's rule on trec_eval's numbers."""
+"""Queries that are passages: they are removed from their own results, with the numbers of BEIR and trec_eval."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ K = 5
 
 
 def rankings() -> Rankings:
-    """Of ten queries that are among twenty passages; most find themselves, not all of them first."""
+    """Rankings of ten queries that are among twenty passages; most rank themselves first, but not all."""
     random = np.random.default_rng(0)
     scores = random.random((10, 20))
     scores[:7, :7] += np.eye(7)
@@ -26,7 +26,7 @@ def rankings() -> Rankings:
 
 
 def test_measures_equal_beirs() -> None:
-    """BEIR's evaluation.py pops the query's own id from what was found, and gives the rest to pytrec_eval."""
+    """BEIR's evaluation.py removes the query's id from its results, and gives the rest to pytrec_eval."""
     result = rankings()
     random = np.random.default_rng(1)
     pairs = {(f"d{q}", f"d{p}") for q in range(10) for p in random.choice(20, 4, replace=False).tolist() if p != q}
@@ -41,7 +41,7 @@ def test_measures_equal_beirs() -> None:
     assert ours == pytest.approx({query: values["ndcg_cut_5"] for query, values in expected.items()}, abs=1e-9)
     untouched = evaluate({q: r[:K] for q, r in result.items()}, judgements, ["nDCG@5"]).per_query["nDCG@5"]
     assert untouched != pytest.approx(ours, abs=1e-3)
-    assert all(len(ranking) == K for ranking in kept.values()), "one more was searched for"
+    assert all(len(ranking) == K for ranking in kept.values()), "the search is one deeper than K"
 
 
 def test_queries_that_retrieve_themselves_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""Paired tests: p-values against scipy and exhaustive enumeration, behaviour with and without a difference."""
+"""Paired tests: p-values against scipy and exhaustive enumeration, with and without a difference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_t_test_equals_scipy() -> None:
 
 
 def test_many_queries_agree_with_the_t_test() -> None:
-    """On well-behaved data the two tests ask nearly the same question."""
+    """For many queries, the two tests nearly agree."""
     result = paired_comparison(values(0, 500), values(1, 500, shift=0.065), seed=0)
     assert result.p_t is not None
     assert 0.01 < result.p_t < 0.3
@@ -98,7 +98,8 @@ B = dict(zip("abcdefghij", [0.60, 0.25, 0.90, 0.30, 0.60, 0.55, 0.75, 0.15, 1.00
 
 
 def test_golden_values() -> None:
-    """Computed apart, by numpy. Eight of the 40 sign vectors reach the sum seen only but for rounding."""
+    """The values were computed independently with numpy. Eight of the 40 sign vectors reach the observed sum only up to
+    rounding."""
     comparison = paired_comparison(A, B, seed=0)
     assert (comparison.difference, comparison.t, comparison.p_t) == pytest.approx((0.08, 2.752989, 0.0223672), rel=1e-5)
     assert comparison.p_permutation == 40 / 1024
@@ -109,7 +110,9 @@ def test_drawn_sign_vectors_agree_with_all_of_them() -> None:
     differences = np.array([B[query] - A[query] for query in A])
     drawn = randomization(differences, 1023, np.random.default_rng(0))
     assert drawn == pytest.approx(40 / 1024, abs=0.03)
-    assert drawn * 1024 == pytest.approx(round(drawn * 1024), abs=1e-9), "the one seen counts too: (1 + n) / (1 + 1023)"
+    assert drawn * 1024 == pytest.approx(round(drawn * 1024), abs=1e-9), (
+        "the observed sum counts, too: (1 + n) / (1 + 1023)"
+    )
     assert randomization(np.ones(40), 1000, np.random.default_rng(0)) == 1 / 1001, "never 0"
 
 
@@ -133,7 +136,7 @@ def test_over_runs_is_welchs_test() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_runs_of_one_system_may_be_equal() -> None:
-    """Welch's test is defined, and scipy's warning of a loss of precision is none of ours."""
+    """Welch's test is defined here, and jaxret does not show scipy's warning about lost precision."""
     equal, others = [0.3, 0.3, 0.3], [0.35, 0.4, 0.45]
     expected = stats.ttest_1samp(others, 0.3).pvalue
     assert welch_p_value(equal, others) == pytest.approx(expected)

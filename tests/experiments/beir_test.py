@@ -1,4 +1,5 @@
-"""`jaxret beir`: every data set of a folder, nested ones too, means of papers, other systems, and a kill on the way."""
+"""`jaxret beir`: every data set of a folder, including nested ones; means as in papers, other systems, and a kill in
+between."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_sets_of_a_folder(sets: Path) -> None:
 
 
 def test_a_set_of_forums_is_their_mean() -> None:
-    one = combined_members({"a": entry(0.2, 1), "b": entry(0.6, 9)})  # not weighted by queries
+    one = combined_members({"a": entry(0.2, 1), "b": entry(0.6, 9)})  # the mean is not weighted by queries
     assert one["measures"] == {"nDCG@10": pytest.approx(0.4), "R@100": pytest.approx(0.2)}
     assert one["queries"] == 10
     assert combined_members({"a": entry(0.2)}) == entry(0.2)
@@ -96,7 +97,7 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
     forums = {f"cqadupstack-{forum}": entry(0.1, path=f"cqadupstack-{forum}.test.q16.json") for forum in FORUMS}
     results = {"scifact": entry(0.1, path="scifact.test.q16.json"), "cqadupstack": combined_members(forums)}
     write(tmp_path / "run" / "eval", "scifact.test.json", 0.3)
-    write(tmp_path / "run" / "eval", "scifact.test.q16.json", 0.4)  # of the same lengths: it comes first
+    write(tmp_path / "run" / "eval", "scifact.test.q16.json", 0.4)  # of the same lengths: this result is preferred
     write(tmp_path / "bm25", "cqadupstack-android.test.json", 0.2)
     write(tmp_path / "bm25", "cqadupstack-english.test.json", 0.4)
     columns = read_columns([str(tmp_path / "run"), f"BM25={tmp_path / 'bm25'}"], results)
@@ -124,7 +125,7 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
     ],
 )
 def test_two_columns_of_one_name(settings: dict[str, Any]) -> None:
-    """One would replace the other in the table: the run's own numbers, too."""
+    """One of the columns would replace the other in the table; the run's own column counts, too."""
     with pytest.raises(ValueError, match=r"columns .*(mlr|dual|BM25); .*NAME=FOLDER"):
         BeirJob("sets", "runs/mlr", **settings)
     BeirJob("sets", "runs/mlr", columns=("other=other/mlr", "BM25=words"))
@@ -148,13 +149,13 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
     monkeypatch.setattr(beir_module, "search_files", search)
     evaluate_beir(replace(job, sets=("cqadupstack", "fiqa")))
     capsys.readouterr()
-    evaluate_beir(replace(job, sets=("scifact",), on_error="skip"))  # the others had no bad record
+    evaluate_beir(replace(job, sets=("scifact",), on_error="skip"))  # the other sets had no bad records
     assert list(read_json(job.result)["sets"]) == ["cqadupstack", "fiqa", "scifact"]
-    assert "fiqa  " not in capsys.readouterr().out  # the table has the chosen sets
+    assert "fiqa  " not in capsys.readouterr().out  # the table has only the chosen sets
     workdir.evaluation("fiqa.test").unlink()
-    workdir.evaluation("cqadupstack-english.test").write_text("{}")  # another result than the ledger's
+    workdir.evaluation("cqadupstack-english.test").write_text("{}")  # it differs from the result in the ledger
     evaluate_beir(replace(job, sets=("arguana",)))
-    assert list(read_json(job.result)["sets"]) == ["arguana"]  # of "skip" there may have been bad records
+    assert list(read_json(job.result)["sets"]) == ["arguana"]  # a result of "skip" may lack bad records
     evaluate_beir(replace(job, sets=("scifact",)))
     assert list(read_json(job.result)["sets"]) == ["arguana", "scifact"]
     run.checkpoint = {"step": 2}
@@ -164,7 +165,8 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
 
 @pytest.mark.slow
 def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Made by the same command, which does no set twice; and from the files of `jaxret bm25`, one command a forum."""
+    """The same command computes it, once per set; it is also read from files of `jaxret bm25`, one command per
+    forum."""
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), sets / "scifact")
     job = BeirJob(str(sets), str(run.workdir), sets=("cqadupstack",), bm25=True)
     result = evaluate_beir(job)["sets"]
@@ -245,7 +247,7 @@ def test_a_killed_evaluation_continues_to_the_table(sets: Path, tmp_path: Path) 
     for measure, mean in result["means"]["BEIR small"].items():
         assert mean == pytest.approx(fmean(result["sets"][name]["measures"][measure] for name in SMALL))
     assert "trec-covid" in result["missing"]["mean of 14 (Aggretriever)"]
-    for name in SMALL:  # each is what `jaxret search` says; ArguAna is without matches of a query with itself
+    for name in SMALL:  # each number is that of `jaxret search`; in ArguAna, a query does not match itself
         assert read_json(tmp_path / "run" / "eval" / f"{name}.test.q8.json")["mean"] == result["sets"][name]["measures"]
     data = read_json(tmp_path / "run" / "eval" / "arguana.test.q8.json")["provenance"]["dataset"]
     assert data["self_matches"] == "removed"
@@ -269,7 +271,7 @@ def test_a_killed_evaluation_continues_to_the_table(sets: Path, tmp_path: Path) 
     (row,) = [line.split() for line in again.stdout.splitlines() if line.startswith("BEIR small")]
     assert row[2] == row[3]
     assert row[4] == row[5]
-    # A changed set is measured again, the others are not.
+    # A changed set is measured again, and the others are not.
     qrels = sets / "scifact" / "qrels" / "test.tsv"
     text = qrels.read_text()
     qrels.write_text("".join(text.splitlines(True)[:-3]))

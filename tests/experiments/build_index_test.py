@@ -1,4 +1,4 @@
-"""An approximate index from a run's corpus to results that say so."""
+"""An approximate index, from a run's corpus to results that are marked as approximate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def data(run: Run) -> str:
 
 @pytest.mark.exhaustive
 def test_results_of_an_index_are_marked_approximate(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """And is exact without the index: two searches, two files, which are not compared with each other."""
+    """Results without the index are exact: the two searches have two files, which are not compared with each other."""
     for options in (
         SearchOptions(),
         SearchOptions(index="ivf", index_parameters="nprobe=1"),
@@ -93,7 +93,7 @@ def test_single_questions_and_python(run: Run, capsys: pytest.CaptureFixture[str
     every = {hit.id: hit.score for hit in exact.search(["silver river"], k=115)[0]}
     result = index.search(["silver river"], k=5)[0]
     assert [every[hit.id] for hit in result] == [hit.score for hit in result]
-    assert "IVF4" not in repr(exact), "never a default"
+    assert "IVF4" not in repr(exact), "an index is never used by default"
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_an_index_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path
         jaxret.Index.open(jaxret.Retriever.open(run.workdir), options=jaxret.SearchOptions(backend="xla", index="ivf"))
     with pytest.raises(ValueError, match=r"missing: .*file .*exist"):
         index_corpus(run.workdir, IndexOptions("SQ8", queries=str(tmp_path / "missing")))
-    assert not (folder / "indexes" / "SQ8").exists(), "questions are read before anything is built"
+    assert not (folder / "indexes" / "SQ8").exists(), "questions are read before the index is built"
     with pytest.raises(ValueError, match=r"found .*mean:3 .*index"):
         Searcher(run, folder, SearchOptions(candidates="mean:3", index="ivf"))
     shutil.copytree(run.workdir.path / "embeddings", tmp_path / "embeddings")

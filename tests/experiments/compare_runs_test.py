@@ -1,4 +1,4 @@
-"""Results of runs that are compared: which are one system, and which are not of the same data."""
+"""Comparing results of runs: which runs are one system, and which have other data."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SEARCH = ("index", "candidates", "query_length", "passage_length", "dtype", "wor
 def result(
     folder: Path, seed: int, head: str = "dual_encoder", name: str = "scifact.test", k: int = 100, **changed: Any
 ) -> str:
-    """A run's folder with a result, as `jaxret search` writes it. changed: digests of its data."""
+    """Write a run's folder with a result in the format of `jaxret search`. changed: digests of its data."""
     config = base.get_config()
     config.head.name = head
     config.seed.init = config.seed.data = seed
-    config.train.log_every = seed  # which changes no result
+    config.train.log_every = seed  # this changes no result
     config.data.subset = changed.get("subset", 0)
     config.train.start_from = changed.get("start_from", "")
     config.update_from_flattened_dict(changed.get("keys", {}))
@@ -79,7 +79,7 @@ def test_other_lengths_are_another_system(length: str, tmp_path: Path) -> None:
     ("name", "value"), [("dtype", "float16"), ("words", 32), ("dimension", 64), ("max_passage", True)]
 )
 def test_what_was_searched_makes_the_system(name: str, value: Any, tmp_path: Path) -> None:
-    """Whatever the configs say: vectors may have been encoded with other options."""
+    """Even with equal configs: vectors may have been encoded with other options."""
     stored: dict[str, Any] = {"dtype": "float32"}
     runs = [
         result(tmp_path / f"{seed}", seed, **stored, **({name: value} if seed == 2 and name != "dtype" else {}))
@@ -95,7 +95,7 @@ def test_runs_that_differ_only_in_seeds_are_one_system(tmp_path: Path) -> None:
     runs += [result(tmp_path / f"mlr-seed{seed}", seed, "mlr") for seed in (1, 2, 3)]
     comparison, systems = compare_runs(runs, resamples=1000)
     assert {name: len(of) for name, of in systems.items()} == {"dual": 2, "mlr": 3}
-    assert comparison.measures == ("nDCG@10", "RR", "Accuracy@5"), "answer strings too"
+    assert comparison.measures == ("nDCG@10", "RR", "Accuracy@5"), "answer strings are compared, too"
     assert [one.system for one in comparison.tests] == ["mlr"] * 3
     assert comparison.tests[0].comparison.queries == 10
 
@@ -137,7 +137,7 @@ def test_seeds_that_draw_or_mine_their_own_data_are_one_system(changed: Any, tmp
 
 @pytest.mark.parametrize("name", ["corpus", "judgements"])
 def test_other_contents_of_validation_are_another_system(name: str, tmp_path: Path) -> None:
-    """They chose other checkpoints: the path in the config is the same."""
+    """They selected other checkpoints, although the path in the config is the same."""
     contents = {"corpus": "1", "judgements": "2"}
     runs = [
         result(tmp_path / f"a-{seed}", seed, validation={**contents, name: "3"} if seed > 2 else contents)
@@ -159,7 +159,7 @@ def test_other_training_data_are_another_system(tmp_path: Path) -> None:
     assert len(compare_runs([one, two], resamples=1000)[1]) == 2
     scores: list[dict[str, Any]] = [{"train": {"sha256": "3", "scores": digest}} for digest in ("x", "y")]
     one, two = (result(tmp_path / name, seed, **scores[seed]) for seed, name in enumerate("ab"))
-    assert len(compare_runs([one, two], resamples=1000)[1]) == 2, "another teacher"
+    assert len(compare_runs([one, two], resamples=1000)[1]) == 2, "another teacher makes another system"
 
 
 def test_runs_from_different_weights_under_one_path_are_two_systems(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_runs_from_different_weights_under_one_path_are_two_systems(tmp_path: Pa
     assert f"{results[0]} cdcdcdcdcdcd; {results[2]} abababababab" in note
     assert not comparison_notes(compare_runs(runs[:2], resamples=100)[1])
     _, systems = compare_runs([f"all={','.join(runs)}"], resamples=100)
-    assert "not seeds of one system" in comparison_notes(systems)[0], "a named system has the note, too"
+    assert "not seeds of one system" in comparison_notes(systems)[0], "also for a named system"
 
 
 def test_stages_that_start_from_models_of_their_seed_are_one_system(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_filters_may_be_given_in_any_order(tmp_path: Path) -> None:
 
 def test_the_result_of_a_run_is_selected_by_name(tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2)
-    (tmp_path / "a" / "eval" / "scifact.test.diversity.json").write_text("{}")  # of another verb
+    (tmp_path / "a" / "eval" / "scifact.test.diversity.json").write_text("{}")  # written by another verb
     compare_runs([one, other], resamples=1000)
     for folder, seed in (("a", 1), ("b", 2)):
         result(tmp_path / folder, seed, name="fiqa.test")

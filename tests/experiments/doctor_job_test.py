@@ -1,4 +1,4 @@
-"""How a config stands with the devices here, and the rights in a bucket: each problem comes with its remedy."""
+"""Whether a config fits the devices here, and the rights in a bucket: each problem is reported with its remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_doctor(*flags: str, variables: dict[str, str] | None = None) -> tuple[int, dict[str, dict[str, Any]], str]:
-    """Return the exit status, the events by name, and what was printed on standard error."""
+    """Return the exit status, the events by name, and the text on standard error."""
     command = [sys.executable, "-m", "jaxret", "doctor", "--json", *flags]
     values = environment() | {k: v for k, v in (variables or {}).items() if k.startswith(("TENSORSTORE", "GCE"))}
     done = subprocess.run(command, cwd=REPOSITORY, env=values, capture_output=True, text=True, timeout=300)
@@ -77,7 +77,7 @@ def test_the_config_of_a_run_as_a_process(root: Path) -> None:
     assert status == 0, text
     assert checks["batch"]["value"].startswith("8 queries")
     assert "memory of a step" in checks
-    assert "encoder" not in checks  # the run has its own
+    assert "encoder" not in checks  # the run has its own encoder
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_a_disk_without_room_fails(root: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 class _ReadOnly(_Handler):
-    """Whose bucket "read-only" may not be written."""
+    """A server whose bucket "read-only" refuses writes."""
 
     def _write(self, bucket: str, *rest: Any) -> None:
         if bucket == "read-only":

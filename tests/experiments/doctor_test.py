@@ -1,4 +1,5 @@
-"""The checks of a machine: what is wrong is told with its remedy, and the exit status says whether work fails."""
+"""The checks of a machine: each problem is reported with its remedy, and the exit status says whether jobs will
+fail."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_a_platform_without_devices_is_one_failed_check(monkeypatch: pytest.Monk
     assert result.returncode == 1, result.stderr
     assert "FAIL  devices: JAX_PLATFORMS=cuda\n      JAX has no device" in result.stdout
     assert "unset JAX_PLATFORMS" in result.stdout
-    assert "caches: " in result.stdout, "the other checks follow"
+    assert "caches: " in result.stdout, "the other checks still run"
     searched = run_script("-m", "jaxret", "probe", "data", "--workdir=run", "--model=package:no_such_package/x")
     assert "unexpected" not in searched.stderr
 
@@ -107,7 +108,7 @@ def test_a_kernel_is_compared_with_plain_attention(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(doctor, "ATTENTION_ERROR", 0.0)
     (check,) = check_attention("tpu", interpret=True)
     assert check.mark == "FAIL"
-    (check,) = check_attention("tpu")  # not interpreted: no TPU is here
+    (check,) = check_attention("tpu")  # there is no TPU here, and the kernel is not interpreted
     assert (check.mark, check.value) == ("FAIL", "cannot be computed")
 
 

@@ -1,4 +1,4 @@
-"""Names of measures: two kinds with a default each, and no deeper than the rankings."""
+"""Names of measures: two kinds with a default each; none may be deeper than the rankings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of evaluations, and digests of queries: of an evaluation, of training data."""
+"""The names of evaluations, and digests of queries in an evaluation and in training data."""
 
 from __future__ import annotations
 

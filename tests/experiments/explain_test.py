@@ -40,13 +40,13 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 
 
 def best(run: Run) -> tuple[Passage, float]:
-    """The passage that search finds first, and its score."""
+    """Return the best passage of a search, and its score."""
     (key, score), *_ = Searcher(run, corpus_folder(run.workdir)).search([Query("0", QUESTION)], 3).rankings["0"]
     return stored_passage(open_encoded(corpus_folder(run.workdir), verify=False), key), score
 
 
 def rows(explanation: str, header: str) -> list[list[str]]:
-    """The cells of the table under a header."""
+    """Return the cells of the table under a header."""
     lines = explanation[explanation.index(header) :].split("\n\n")[0].splitlines()
     return [re.split(r"\s{2,}", line.strip()) for line in lines[2:]]
 
@@ -127,7 +127,7 @@ def test_i3_shows_the_reconstructed_words(make: Callable[..., Run]) -> None:
     assert values[:3] == sorted(values[:3], reverse=True)
     assert {row[1] for row in table if row[-1] == "yes"} == {"silver", "river", "stone"}
     printed = next(line for line in explanation.splitlines() if line.startswith("score "))
-    assert float(printed.split()[1]) == pytest.approx(score, abs=2e-4)  # one computation of several
+    assert float(printed.split()[1]) == pytest.approx(score, abs=2e-4)  # the search sums in another order
     assert explanation.endswith("their dot product has no parts")
     assert "the run is not trained: layers that are not in the encoder's files are random" in explanation
     alone = explain(run, passage=passage, top=3)

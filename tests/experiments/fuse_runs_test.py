@@ -1,4 +1,5 @@
-"""`jaxret fuse` as a process: runs in, a run and its evaluation out; bad input in one sentence."""
+"""`jaxret fuse` as a process: it reads runs, and writes a run and its evaluation; bad input is reported in one
+sentence."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_two_runs_are_fused_without_judgements(runs: Path) -> None:
-    """The command with its two files alone, whose flags all have their defaults."""
+    """The command gets only its two files; all flags have defaults."""
     done = jaxret(runs, "one.trec", "two.trec", "--out=both.trec")
     assert done.returncode == 0, done.stderr
     assert RankingSource.open(runs / "both.trec").read().keys() == RankingSource.open(runs / "one.trec").read().keys()
@@ -69,7 +70,7 @@ def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
     tune = ["--tune=one.trec,two.trec", "--tune_qrels=data", "--tune_split=test", "--measures=RR@10"]
     done = jaxret(runs, "one.trec", "two.trec", "--method=min_max", "--out=both.trec", *tune)
     assert done.returncode == 0, done.stderr
-    assert "weights 0.5, 0.5: RR@10 " in done.stdout, "equal values: the most even weights"
+    assert "weights 0.5, 0.5: RR@10 " in done.stdout, "of equal values, the most even weights win"
 
 
 def test_run_files_that_differ_in_their_suffix_have_their_own_evaluations(
@@ -94,7 +95,8 @@ def test_a_mistyped_source_is_an_error_before_the_fusion(
 
 
 def test_own_passages_of_queries_in_arguana(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries of ArguAna are passages: of files and of systems, also where weights are tuned; other data keep them."""
+    """Queries of ArguAna are passages, which are removed from results of files and of systems, also when weights are
+    tuned; other data keep them."""
     monkeypatch.chdir(runs)
     passages = [Passage(f"q{i}", f"{word} paper") for i, word in enumerate(("river", "stone", "music"))]
     queries = [Query(one.id, one.text) for one in passages]
@@ -144,7 +146,7 @@ def test_own_passages_of_queries_in_arguana(runs: Path, monkeypatch: pytest.Monk
 def test_a_setting_without_effect_is_an_error(
     settings: dict[str, Any], message: str, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--tune_qrels alone gave weights of 1, and not a word."""
+    """--tune_qrels alone gave weights of 1 without a message."""
     monkeypatch.chdir(runs)
     with pytest.raises(ValueError, match=message):
         fuse_runs(FuseJob(("one.trec", "two.trec"), "both.trec", **settings))
@@ -160,7 +162,7 @@ def test_judgements_for_tuning_are_read_before_the_runs(runs: Path, monkeypatch:
 
 @pytest.mark.exhaustive
 def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
-    """A run of a model and BM25; every score is a sum of what each system gives the passage."""
+    """A run of a model and BM25: every score is the sum of both systems' scores of the passage."""
     untrained_run(runs / "dense", write_encoder(runs / "encoder"), runs / "data")
     verbs = (("encode", "--workdir=dense", "--corpus=data"), ("bm25", "--workdir=bm25", "--corpus=data"))
     for verb, *arguments in verbs:

@@ -1,4 +1,4 @@
-"""Several layers of a language model of less depth: encoded, searched, explained, and how much they differ."""
+"""Several layers of a shortened language model: encoded, searched, explained, and compared with each other."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ MEASURES = {"nDCG@10": "ndcg_at_10", "R@100": "recall_at_100"}
 
 
 def jaxret(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run jaxret with mteb; skip if there is none."""
+    """Run jaxret with mteb; skip the test if mteb is missing."""
     return with_mteb("-m", "jaxret", *arguments, home=home)
 
 
 def with_mteb(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python with mteb; skip if there is none."""
+    """Run Python with mteb; skip the test if mteb is missing."""
     python = os.environ.get("JAXRET_CLIENTS_PYTHON", sys.executable)
     path = f"{REPOSITORY}{os.pathsep}{sysconfig.get_paths()['purelib']}"
     variables = {**os.environ, "PYTHONPATH": path, "HOME": str(home), "HF_HOME": str(home / "hub")}
@@ -90,7 +90,7 @@ def test_results_in_mteb_files_equal_jaxret_search(root: Path, name: str) -> Non
     (root / name / "README.md").write_text(CARD)
     again = jaxret(*arguments, home=root)
     assert again.stdout.splitlines()[-1] == f"written to {result.parent.relative_to(root)}"
-    assert result.read_bytes() == stored, "a task that has a result is not repeated"
+    assert result.read_bytes() == stored, "a task with a result is not repeated"
     meta = json.loads((result.parent / "model_meta.json").read_text())
     assert (meta["license"], meta["languages"], meta["open_weights"]) == ("apache-2.0", ["deu-Latn", "eng-Latn"], True)
     assert (meta["training_datasets"], meta["adapted_from"]) == (["NQ"], "google-bert/bert-base-uncased")
@@ -111,9 +111,9 @@ def test_a_stored_result_is_reused_only_for_its_split_and_judgements(root: Path)
         return float(values["ndcg_at_10"])
 
     test, dev = score(), score("--split=dev", name="changing.dev")
-    assert test != dev, "the data distinguish the splits"
+    assert test != dev, "the splits have different scores"
     shutil.copy(root / "changing" / "qrels" / "dev.tsv", root / "changing" / "qrels" / "test.tsv")
-    assert score() == dev, "other judgements, another result"
+    assert score() == dev, "other judgements give another result"
 
     shutil.copytree(root / "data", root / "other" / "changing")
     done = jaxret(*arguments[:2], "--tasks=changing,other/changing", "--out=stored", home=root)
@@ -162,7 +162,7 @@ def test_errors_are_one_sentence(root: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-CARDS = {  # of one process, because importing mteb takes long
+CARDS = {  # computed in one process, because importing mteb takes long
     "# A model": "card.md has no metadata: it must begin with YAML between two lines ---",
     "---\nlicense: [a\n---\n": "card.md: the text between the lines --- must be YAML keys and values",
     "---\nlanguage: tlhh\n---\n": "card.md: language is 'tlhh'; it must be a code of ISO 639",

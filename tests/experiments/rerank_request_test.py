@@ -1,4 +1,4 @@
-"""The work of a cross-encoder that checks itself, before anything is opened."""
+"""A request to a cross-encoder checks itself before anything is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxret bm25` as a process: a kept index, a run file and an evaluation that other verbs take; bad input."""
+"""`jaxret bm25` as a process: a stored index, a run file and an evaluation that other verbs read; bad input."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_index_is_reused_or_refused(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_empty_passages_are_kept_on_request(root: Path) -> None:
-    """Some sets of BEIR have them."""
+    """Some data sets of BEIR have empty passages."""
     shutil.copytree(root / "data", root / "with-empty" / "data")
     with open(root / "with-empty" / "data" / "corpus.jsonl", "a") as file:
         file.write('{"_id": "empty", "title": "", "text": ""}\n')

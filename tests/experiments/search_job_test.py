@@ -1,4 +1,4 @@
-"""A search that checks itself, before a run is opened."""
+"""A search checks its options before a run is opened."""
 
 from __future__ import annotations
 

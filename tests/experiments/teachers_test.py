@@ -1,4 +1,4 @@
-"""A retriever as teacher, which scores passages by their ids."""
+"""A retriever as a teacher, which scores passages by their ids."""
 
 from __future__ import annotations
 

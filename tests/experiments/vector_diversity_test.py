@@ -1,4 +1,4 @@
-"""Which report of diversity is that of a checkpoint and of judged texts, and where it is written."""
+"""Reports of diversity: to which checkpoint and texts one belongs, and where it is written."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ CHECKPOINT = {"step": 3, "digest": "ab"}
 
 
 def test_a_report_is_of_one_checkpoint_and_of_its_texts(tmp_path: Path) -> None:
-    """Its path has the name of the data alone; other data of this name, and other checkpoints, have the same path."""
+    """The path of a report has only the name of the data: other data with this name, and other checkpoints, have the
+    same path."""
     path = tmp_path / "data.test.diversity.json"
     assert not is_diversity_of(path, CHECKPOINT, TEXTS)
     write_json(path, {"checkpoint": CHECKPOINT, "data": TEXTS.digest()})
     assert is_diversity_of(path, dict(CHECKPOINT), TEXTS)
     unjudged = {**TEXTS.queries, "other": Query("other", "light")}
-    assert is_diversity_of(path, CHECKPOINT, replace(TEXTS, queries=unjudged)), "queries without a pair change nothing"
+    assert is_diversity_of(path, CHECKPOINT, replace(TEXTS, queries=unjudged)), "queries without a pair do not matter"
     assert not is_diversity_of(path, {"step": 2, "digest": "ab"}, TEXTS)
     assert not is_diversity_of(path, {"step": 3, "digest": "cd"}, TEXTS)
     for changed in (
@@ -45,12 +46,12 @@ def test_a_report_is_of_one_checkpoint_and_of_its_texts(tmp_path: Path) -> None:
         replace(TEXTS, pairs=[*TEXTS.pairs, Judgement("q", "p2", 1)]),
     ):
         assert not is_diversity_of(path, CHECKPOINT, changed)
-    write_json(path, {"checkpoint": CHECKPOINT})  # of an earlier release
+    write_json(path, {"checkpoint": CHECKPOINT})  # written by an earlier release
     assert not is_diversity_of(path, CHECKPOINT, TEXTS)
 
 
 def test_the_report_of_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--checkpoint=2` replaced it, and sweeps and pictures read that of the best."""
+    """`--checkpoint=2` overwrote it, but sweeps and pictures read the report of the best one."""
     vectors = np.eye(2, dtype=np.float32)
     pairs = JudgedPairs(["q"], ["p"], vectors[:1], vectors[None], np.zeros(1, np.int64), "digest")
     monkeypatch.setattr(vector_diversity, "judged_pairs", lambda *arguments: pairs)

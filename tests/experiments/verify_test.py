@@ -1,4 +1,4 @@
-"""A whole folder passes verification, and a flipped byte of any file with a digest is named."""
+"""An undamaged folder passes verification, and a flipped byte in any file with a digest is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.pipeline import WORDS, untrained_run, write_data, write_encoder
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a corpus that was appended to, deleted from, filtered and shown."""
+    """A run whose corpus has been appended to, deleted from, filtered and displayed."""
     root = tmp_path_factory.mktemp("verify")
     write_encoder(root / "encoder")
     write_data(root / "data")
@@ -50,7 +50,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def flipped(path: Path) -> bytes:
-    """Flips a byte in the middle; what was there."""
+    """Flip a byte in the middle of a file; return the original bytes."""
     good = path.read_bytes()
     path.write_bytes(good[: len(good) // 2] + bytes([good[len(good) // 2] ^ 1]) + good[len(good) // 2 + 1 :])
     return good
@@ -81,7 +81,7 @@ def test_every_defect_is_named(run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_corpus_without_sidecars_is_valid(run: Path, tmp_path: Path) -> None:
-    """Search needs none; what its manifest says is compared all the same."""
+    """Search does not need them; files are still compared with the manifest."""
     shutil.copytree(run / "embeddings" / "corpus", tmp_path / "corpus")
     part = next((tmp_path / "corpus").glob("part-*"))
     for path in part.glob("shard-*.json"):
@@ -103,7 +103,7 @@ def test_several_defects_are_all_named(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_mixes_models(run: Path, tmp_path: Path) -> None:
-    """Another corpus by another checkpoint is an warning; a shard by another in the same folder is wrong."""
+    """A corpus of another checkpoint gives a warning; a shard of another checkpoint in the same folder is an error."""
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run" / "embeddings" / "corpus"
     assert not [one.warning for one in verify_folder(tmp_path / "run") if "mixes models" in one.warning]

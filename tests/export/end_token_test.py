@@ -1,4 +1,4 @@
-"""Runs of language models whose tokenizer.json appends nothing to a text, in other libraries' files."""
+"""Exports of language models whose tokenizer.json appends nothing to a text, for other libraries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = ["river stone music", "garden", "paper light forest winter market"]
 
 
 def their_vectors(folder: Path, token: str = "last") -> np.ndarray:
-    """Return the vectors of TEXTS by transformers."""
+    """Return the vectors of TEXTS, computed with transformers."""
     torch = pytest.importorskip("torch", reason="PyTorch is what the export is compared with")
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
@@ -37,7 +37,7 @@ def our_vectors(run: Run) -> np.ndarray:
 @pytest.mark.parametrize("template", ["<|begin|> $A", "$A"])
 def test_an_export_appends_the_end_token_of_the_run(name: str, template: str, tmp_path: Path) -> None:
     encoder = write_language_model(tmp_path / "model", name, template)
-    if name == "tiny_llama":  # its tokenizer's class makes a post-processor of its own of these settings
+    if name == "tiny_llama":  # the class of its tokenizer makes a post-processor from these settings
         settings = read_json(encoder / "tokenizer_config.json") | {"add_bos_token": True, "add_eos_token": False}
         write_json(encoder / "tokenizer_config.json", settings)
     run = untrained_run(
@@ -48,7 +48,7 @@ def test_an_export_appends_the_end_token_of_the_run(name: str, template: str, tm
         tokens__query_length=40,
         tokens__passage_length=40,
     )
-    assert run.tokenizer.queries(["river"]).flat[-1] == 1, "eos_token"
+    assert run.tokenizer.queries(["river"]).flat[-1] == 1, "the end token is eos_token"
     for kind, folder in (("hf", "hf"), ("sentence-transformers", "st")):
         export(tmp_path / "run", kind, tmp_path / folder)
     theirs = their_vectors(tmp_path / "hf")

@@ -1,4 +1,4 @@
-"""Every export of every state that an encoded corpus can be in: files of what the corpus holds, or a sentence."""
+"""Every export in every state of an encoded corpus: it writes the rows of the corpus, or refuses in one sentence."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from jaxret.search.in_memory import vectors_of
 from tests.export.stores.corpora import PACKAGES
 from tests.pipeline import untrained_run, write_data, write_encoder
 
-ROWS = 10  # of a shard
+ROWS = 10  # per shard
 POOLER = {"pooler.dense.weight": np.full((32, 32), 0.25, np.float32), "pooler.dense.bias": np.ones(32, np.float32)}
 
 
 class State(NamedTuple):
-    """Changes of a corpus of 40 passages: vectors on disk, passages appended, rows deleted."""
+    """Changes to a corpus of 40 passages: the type of vectors, appended passages, deleted rows."""
 
     dtype: str = "float32"
-    appended: int = 0  # files of 15
+    appended: int = 0  # files of 15 passages
     deleted: tuple[int, ...] = ()
 
 
@@ -59,7 +59,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "weights of words": {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)},
 }
-REFUSED = {  # (run, kind) -> why it has no such form, whatever the state
+REFUSED = {  # (run, kind) -> why this export is refused in every state
     ("one vector", "pylate"): "PyLate needs a vector for every token of a query",
     ("several vectors", "pylate"): "PyLate needs a vector for every token of a query",
     ("several vectors", "pyserini"): "a passage has 2 vectors in",
@@ -98,7 +98,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_state(root: Path, kind: str, state: State, to: Path) -> tuple[Path, EncodedCorpus]:
-    """Return the folder of a run of a kind whose corpus is in a state, and the corpus."""
+    """Return a run of a kind whose corpus is in a state, and the corpus."""
     original = root / kind
     if not original.exists():
         untrained_run(original, root / "encoder", root / "data", **RUNS[kind])
@@ -125,7 +125,7 @@ def make_state(root: Path, kind: str, state: State, to: Path) -> tuple[Path, Enc
         for to in EXPORT_KINDS
         if to != "pgvector"  # it needs a server (stores/stores_test.py)
         for name in STATES
-        if to in OF_CORPORA or name == "appended, deleted"  # the others read no corpus
+        if to in OF_CORPORA or name == "appended, deleted"  # other exports read no corpus
     ],
 )
 def test_every_export_of_every_state(kind: str, to: str, name: str, root: Path, tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_every_export_of_every_state(kind: str, to: str, name: str, root: Path, 
         files = sorted((out / "corpus").iterdir())
         assert [json.loads(line)["id"] for file in files for line in file.read_text().splitlines()] == ids
     for weights in out.rglob("model.safetensors"):
-        if "embeddings.word_embeddings.weight" in (tensors := load_file(weights)):  # not a Dense
+        if "embeddings.word_embeddings.weight" in (tensors := load_file(weights)):  # the encoder, not a Dense module
             for key, value in POOLER.items():
                 np.testing.assert_array_equal(tensors[key], value)
 
 
 def assert_same_vectors(encoded_corpus: EncodedCorpus, out: Path) -> None:
-    """Assert that the vectors of an index are those of the passages that are left, in their order."""
+    """Assert that an index has the vectors of the remaining passages, in their order."""
     index = faiss.read_index(str(out / "index"))
     vectors = np.concatenate([np.asarray(shard[:], np.float32)[:, 0] for _, shard in encoded_corpus])
     np.testing.assert_array_equal(index.reconstruct_n(0, index.ntotal), vectors)

@@ -1,4 +1,5 @@
-"""A run in others' files: read back, loaded by their own code where it is installed, and removed if it differs."""
+"""A run in other libraries' files: it is read back, loaded by the library if installed, and removed if its vectors
+differ."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ def test_unsupported_heads_are_exported_as_an_encoder(tmp_path: Path, overrides:
 
 @pytest.mark.exhaustive
 def test_the_model_card_is_valid(tmp_path: Path) -> None:
-    """The hub's library reads it; it has the measures of this checkpoint only, and of exact searches for whole
+    """The hub's library can read it; it has measures of only this checkpoint, and only of exact searches with whole
     vectors."""
     run, out = make_run(tmp_path), tmp_path / "out"
     checkpoint = open_run(run).checkpoint
@@ -155,7 +156,7 @@ def test_a_terminated_export_leaves_no_files(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.exhaustive
 def test_an_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: a changed weight of the file, and layers that are weighed otherwise."""
+    """Control: a changed weight in the file, and other weights of layers."""
     run, save = make_run(tmp_path, **RUNS["average"]), stock_modules.save_pretrained
 
     def damaged(folder: Path, *arguments: Any) -> None:

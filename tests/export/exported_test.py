@@ -1,4 +1,4 @@
-"""The head beside an encoder's files: what docs/models.md says of it is run here, on every family."""
+"""The head in an export: the code in docs/models.md is run here for every family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A model as it comes, as a run: its vectors are the original's, and it encodes, searches and starts other runs."""
+"""A published model becomes a run: its vectors equal the original's, and it encodes, searches, and starts other
+runs."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_the_compared_texts_are_real() -> None:
     "name", [pytest.param(name, marks=[] if name == "mean" else [pytest.mark.exhaustive]) for name in STOCK]
 )
 def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, name: str) -> None:
-    """Stored ones, of encode_query and encode_document: tests/goldens/make_sentence_transformers.py."""
+    """The vectors of encode_query and encode_document are stored: tests/goldens/make_sentence_transformers.py."""
     folder = write_modules(tmp_path / "model", **STOCK[name])
     import_model(str(folder), tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -63,7 +64,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("write", [write_encoder, write_t5])
 def test_the_tests_encoders_have_the_tokens_of_other_libraries(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    """tokenizer.json alone, as transformers reads it, puts the same special tokens around a text as we do."""
+    """From tokenizer.json alone, transformers puts the same special tokens around a text as jaxret."""
     folder, texts = write(tmp_path / "encoder"), ["river stone", "a1 winter market", ""]
     ours = [row.tolist() for row in TextTokenizer.load(folder, 12, 24).queries(texts)]
     assert ours == [
@@ -83,13 +84,13 @@ def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str, nor
     run = open_run(tmp_path / "run")
     assert (run.config.head.token, run.config.normalize) == (token or "cls", bool(normalize))
 
-    tensors = load_file(folder / "model.safetensors")  # control: the original is another model now
+    tensors = load_file(folder / "model.safetensors")  # control: the original becomes another model
     tensors["encoder.layer.1.output.dense.bias"][0] += 1
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"this is another model"):
         compare_with_original(run, folder)
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))  # transformers adds no [CLS] without a template
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))  # without a template, transformers adds no [CLS]
     tokenizer.post_processor = processors.TemplateProcessing("$A", special_tokens=[])
     tokenizer.save(str(folder / "tokenizer.json"))
     with pytest.raises(ValueError, match=r"their tokenizer makes .* post_processor in tokenizer.json"):
@@ -117,7 +118,7 @@ def test_a_model_that_differs_leaves_no_files(tmp_path: Path, monkeypatch: pytes
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
     monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "compared")
     sentences = [import_model(str(folder), tmp_path / "run").splitlines()[-1] for _ in range(2)]
-    assert sentences == ["compared", "compared"]  # the second finds it
+    assert sentences == ["compared", "compared"]  # the second call opens the existing run
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(FileExistsError, match=r"other exists already"):
@@ -197,7 +198,7 @@ def test_an_opened_model_encodes_searches_and_starts_a_run(tmp_path: Path, monke
 
 @pytest.mark.slow
 def test_a_run_keeps_the_settings_of_its_directory(tmp_path: Path) -> None:
-    """A config continues after its directory is gone; stated.json is sealed like all other files."""
+    """A run can continue when its model's directory is gone; stated.json is sealed like all other files."""
     folder = write_modules(tmp_path / "model")
     none = {"train__steps": 0, "data__dev": "", "tokens__query_length": 256, "tokens__passage_length": 256}
     config = tiny_config(folder, "", **none)
@@ -214,7 +215,7 @@ def test_a_run_keeps_the_settings_of_its_directory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_encoder_without_cls_has_another_token(tmp_path: Path) -> None:
-    """The mean of T5, the last token of a causal language model; [CLS] is refused."""
+    """T5 uses the mean, and a causal language model its last token; [CLS] is refused."""
     with pytest.raises(ValueError, match=r"set head.token='mean'"):
         import_model(str(write_t5(tmp_path / "t5")), tmp_path / "refused", ImportOptions("cls"))
     import_model(str(tmp_path / "t5"), tmp_path / "t5-run")

@@ -1,4 +1,4 @@
-"""A language model is opened as it is, exported, and opened again: its last token, its end token, its prompts."""
+"""A language model is imported, exported, and imported again: its last token, end token and prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INSTRUCTION = "Instruct: find a river\nQuery:"
 
 
 def write_dense(folder: Path, sizes: tuple[int, ...]) -> None:
-    """Put Dense modules between Pooling and Normalize, as EmbeddingGemma has them."""
+    """Add Dense modules between Pooling and Normalize, as in EmbeddingGemma."""
     lines = read_json(folder / "modules.json")[:2]
     for number, (before, size) in enumerate(pairwise(sizes), start=2):
         matrix = np.random.default_rng(number).normal(size=(size, before)).astype(np.float32)
@@ -39,7 +39,7 @@ def write_dense(folder: Path, sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", ["tiny_qwen3", "tiny_embeddinggemma"])  # one causal, one bidirectional
 @pytest.mark.exhaustive
 def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
-    """Both times it is compared with transformers, where PyTorch is installed."""
+    """If PyTorch is installed, both directories are compared with transformers."""
     model = write_language_model(tmp_path / "model", name)
     said = import_model(str(model), tmp_path / "run", ImportOptions(token="last", normalize=True, title_separator=" "))
     assert "around every text: nothing and '<|end|>' (id 0); its vector: head.token='last'" in said
@@ -55,7 +55,7 @@ def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
     write_json(settings, read_json(settings) | {"prompts": prompts, "truncate_dim": 12})
     for length in ("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"):
         path = tmp_path / "out" / length[0]
-        write_json(path, read_json(path) | {length[1]: 40})  # room for the instruction
+        write_json(path, read_json(path) | {length[1]: 40})  # with room for the instruction
     write_dense(tmp_path / "out", (30, 48, 24))
     import_model(str(tmp_path / "out"), tmp_path / "again")
     run = open_run(tmp_path / "again")

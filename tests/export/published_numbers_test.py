@@ -1,4 +1,4 @@
-"""A model as it comes gives the numbers that are published of it, through the three commands of a user."""
+"""An untrained run of a published model reproduces the published numbers, with a user's three commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxret.export.import_model import make_run
 from jaxret.runs.run import open_run
 from tests.pipeline import REPOSITORY, environment
 
-PUBLISHED = 0.6451  # nDCG@10 of all-MiniLM-L6-v2 on SciFact: mteb's results
+PUBLISHED = 0.6451  # nDCG@10 of all-MiniLM-L6-v2 on SciFact, from mteb's results
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def scifact(data_dir: Path) -> Path:
 
 @pytest.mark.exhaustive
 def test_passages_with_titles_have_the_vectors_of_torch(minilm_dir: Path, scifact: Path, tmp_path: Path) -> None:
-    """sentence-transformers gets title, space and text from mteb."""
+    """mteb gives sentence-transformers a title, a space and the text."""
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     make_run(str(minilm_dir), tmp_path / "run", progress=False)
     run = open_run(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Weights of words as Anserini reads them: its integer products rank as the run does, but for rounding."""
+"""Weights of words in Anserini's format: its integer products give the run's ranking, except for rounding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pipeline import untrained_run, write_data, write_encoder
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SPLADE run and its corpus in shards of 20, of which one passage was deleted."""
+    """A SPLADE run and its corpus with shards of 20 rows, from which one passage was deleted."""
     root = tmp_path_factory.mktemp("anserini")
     data = write_data(root / "data")
     keys = {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)}

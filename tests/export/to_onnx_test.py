@@ -1,4 +1,4 @@
-"""ONNX graphs: every hidden state is PyTorch's, and what becomes of the states is numpy's."""
+"""ONNX graphs: every hidden state equals PyTorch's, and the pooled states equal numpy's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IGNORE = ("pooler", "cls", "vocab_", "lm_head")
 
 
 def write(name: str, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Writes the graph of a golden encoder with all its states; (ids, mask, PyTorch's states)."""
+    """Write the graph of a golden encoder with all its states; return (ids, mask, PyTorch's states)."""
     config, params = load_pretrained(GOLDENS / name, IGNORE)
     graph = onnx_graph.Graph()
     hidden = onnx_graph.hidden_states(graph, onnx_graph.require_bert(config), params)
@@ -47,7 +47,7 @@ def test_states_equal_pytorch(name: str, tmp_path: Path) -> None:
     outputs = run_graph(tmp_path / "model.onnx", ids, mask)
     np.testing.assert_allclose(outputs["states"][:, mask], expected[:, mask], atol=1e-5)
     other = run_graph(tmp_path / "model.onnx", ids, np.ones_like(mask))
-    assert np.abs(other["states"] - expected)[:, mask].max() > 1e-3, "control: padding is seen"
+    assert np.abs(other["states"] - expected)[:, mask].max() > 1e-3, "control: padding changes the states"
 
     last = expected[-1].astype(np.float64)
     mean = np.stack([row[real].mean(0) for row, real in zip(last, mask)])

@@ -1,4 +1,4 @@
-"""`jaxret export --to=peft`: the adapters of a run give its vectors in PEFT, and a new run can begin with them."""
+"""`jaxret export --to=peft`: in PEFT, the adapters of a run give its vectors, and a new run can start from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ LORA = {"lora__rank": 2, "lora__alpha": 4.0, "lora__targets": ("query", "output.
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps with adapters, and its export. Its config names encoder and data relative to the folder."""
+    """A run of six steps with adapters, and its export. Its config has paths of encoder and data relative to the
+    folder."""
     folder = tmp_path_factory.mktemp("peft")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
@@ -57,7 +58,9 @@ def test_files_name_exactly_the_layers_with_adapters(config: Any) -> None:
         assert sorted(read) == sorted(chosen)
     if config is BERT:
         assert target_modules(config, ["layers/attention/output"]) == ["attention.output.dense"]
-        assert isinstance(target_modules(config, ["layers/output"]), str), "output.dense ends attention.output.dense"
+        assert isinstance(target_modules(config, ["layers/output"]), str), (
+            "PEFT would also match attention.output.dense by output.dense"
+        )
 
 
 def test_an_error_names_the_file_that_has_a_target(tmp_path: Path) -> None:
@@ -85,7 +88,8 @@ def test_peft_reads_the_files(root: Path) -> None:
 
 
 def test_base_and_config_are_written_beside_the_adapters(root: Path) -> None:
-    """The base as its user named it, in PEFT's file; the keys that determine vectors, those of the adapters too."""
+    """PEFT's file has the base as the user named it; jaxret's has the keys that determine vectors, including those of
+    adapters."""
     described = read_json(root / "adapters" / ADAPTER_CONFIG)
     assert described["base_model_name_or_path"] == "encoder"
     written = read_json(root / "adapters" / "jaxret.json")
@@ -114,7 +118,7 @@ def test_each_side_of_an_untied_run_has_adapters_of_its_own(root: Path) -> None:
 
 
 def test_adapters_of_some_layers_round_trip(root: Path) -> None:
-    """Control: with those of all layers the vectors are others."""
+    """The control is the run with adapters of all layers, whose vectors differ."""
     keys = {**LORA, "lora__layers": (2,)}
     train(tiny_config("encoder", "data", data__dev="", **keys), root / "second-layer", progress=False)
     export(root / "second-layer", "peft", root / "second-adapters")
@@ -150,7 +154,7 @@ def test_verify_compares_the_base(damage: str, root: Path, tmp_path: Path, monke
 
 
 def test_a_run_starts_from_exported_adapters(root: Path) -> None:
-    """Control: one that begins with new adapters has the vectors of the encoder."""
+    """The control is a run that starts with new adapters: it has the vectors of the encoder."""
     vectors = {}
     for name, more in (("adapters", {"lora__adapters": str(root / "adapters")}), ("new", {})):
         config = tiny_config("encoder", "data", data__dev="", train__steps=0, **LORA, **more)
@@ -166,7 +170,7 @@ def test_a_run_starts_from_exported_adapters(root: Path) -> None:
 
 
 def test_adapters_of_another_base_are_refused(root: Path, tmp_path: Path) -> None:
-    """By the digest of the base in jaxret's exports; by its name in the files of others."""
+    """Exports of jaxret have the digest of the base; files of other libraries only have its name."""
     shutil.copytree(root / "encoder", tmp_path / "other")
     tensors = load_file(tmp_path / "other" / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"][9] += 1
@@ -208,7 +212,7 @@ def test_adapters_of_another_base_are_refused(root: Path, tmp_path: Path) -> Non
 
 
 def test_the_card_loads_the_base_as_the_run_keeps_it(root: Path) -> None:
-    """The code of the model card, run as it stands, gives the vectors of a run whose base is in bfloat16."""
+    """The code in the model card gives the vectors of a run whose base is in bfloat16."""
     torch = pytest.importorskip("torch", reason="PyTorch is what the encoders are compared with")
     pytest.importorskip("peft", reason="PEFT is what adapters are compared with")
     config = tiny_config("encoder", "data", data__dev="", **LORA | {"lora__base_dtype": "bfloat16"})

@@ -1,4 +1,4 @@
-"""A FAISS index and its ids, as Pyserini reads them: byte for byte what FAISS writes."""
+"""A FAISS index and its ids in Pyserini's format: equal to FAISS's own files to the byte."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_faiss_reads_the_files(run: Path, tmp_path: Path) -> None:
 def test_control_swapped_ids_and_changed_vectors_are_errors(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: two ids change places; a vector is another."""
+    """Two ids are exchanged, or a vector is changed."""
     write_ids, write_index = to_pyserini.write_ids, to_pyserini.write_index
 
     def moved(shards: object, path: Path) -> None:

@@ -1,4 +1,5 @@
-"""kill -9 at a request to a bucket: the same command goes on, and leaves in the bucket what it would have left."""
+"""kill -9 at a request to a bucket: the same command continues, and the bucket gets the same files as without the
+kill."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.storage.buckets import Server, finish, gcs_server, start
 
 NAME = "runs/tiny"
 RUN = f"gs://bucket/{NAME}"
-KILLS = 10  # of each command
+KILLS = 10  # per command
 Objects = dict[tuple[str, str], tuple[int, bytes]]
 
 
@@ -32,8 +33,7 @@ def gcs() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def states(gcs: Server, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Objects]:
-    """The objects of a run in a bucket that has two checkpoints of its training, that is trained, and that has encoded
-    its corpus."""
+    """The objects of a run in a bucket: with two checkpoints of its training, trained, and with its encoded corpus."""
     server, clients = gcs
     data = [f"--workdir={RUN}", f"--corpus={tiny.data}", "--shard_rows=8"]
     states: dict[str, Objects] = {}
@@ -54,7 +54,7 @@ def training(tiny: Tiny, steps: int) -> list[str]:
 
 
 def files_in(server: Server) -> dict[str, bytes]:
-    """The files of the run in the bucket, by its manifest."""
+    """Return the files of the run in the bucket, as listed in its manifest."""
     objects = server[0].objects
     listed = json.loads(objects["bucket", f"{NAME}/files.json"][1])["files"]
     return {
@@ -63,14 +63,14 @@ def files_in(server: Server) -> dict[str, bytes]:
 
 
 def outcome(server: Server, folder: Path, part: str) -> object:
-    """All that a command leaves that must not depend on how often it was killed."""
+    """Return all results of a command that must not depend on kills."""
     files = files_in(server)
     if part == "checkpoints":
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         return trained(folder)
-    unclocked = ("corpus.json",)  # it has the time of the run's own look at the corpus
+    unclocked = ("corpus.json",)  # it has the time of the corpus at which this run read it
     return {name: data for name, data in files.items() if name.startswith(part) and not name.endswith(unclocked)}
 
 

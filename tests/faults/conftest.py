@@ -1,4 +1,4 @@
-"""Marks of the tests of faults, and a run that the injections are made into."""
+"""Marks of the fault tests, and a run into which faults are injected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Tiny:
-    """An encoder, a data set, and a run that is trained and has encoded it, all made by the scripts."""
+    """An encoder, a data set, and a run that has been trained and has encoded it; the scripts made all of them."""
 
     root: Path
     encoder: Path
@@ -49,15 +49,15 @@ class Tiny:
         return write_generator(self.root / "generator")
 
     def config(self, **overrides: Any) -> ConfigDict:
-        """Four steps, each saved, and shards of five passages."""
+        """Return a config with four steps, each saved, and shards of five passages."""
         return tiny_config(self.encoder, self.data, **SMALL | overrides)
 
     def training(self, workdir: Path, **overrides: Any) -> list[str]:
-        """The flags of train.py for `config`."""
+        """Return the flags of train.py for `config`."""
         return train_arguments(self.encoder, self.data, workdir, **SMALL | overrides)
 
     def pretraining(self, workdir: Path) -> list[str]:
-        """The flags of `jaxret pretrain` for two steps, each saved, from nothing."""
+        """Return the flags of `jaxret pretrain` for two steps from scratch, each saved."""
         keys = PRETRAINING | {"data.train": str(self.data), "train.steps": 2, "train.checkpoint_every": 1}
         settings = [f"--config.{key}={value}" for key, value in keys.items() if key != "task"]
         return ["--config=pretraining/mlm", f"--workdir={workdir}", *settings]

@@ -1,5 +1,5 @@
-"""Files that are not as they were written: flipped, cut, lengthened, deleted, exchanged. Each is refused by a message
-that names it, or nothing that anybody reads depends on what changed."""
+"""Files that were changed: flipped, cut, lengthened, deleted, exchanged. Either an error names the file, or no result
+depends on the change."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.faults.kills_test import vectors
 from tests.faults.scripts import refusal, run
 
 FOLDER = Path("embeddings") / "data"
-REFUSALS = (ValueError, OSError, ArithmeticError)  # what the scripts tell in a line
+REFUSALS = (ValueError, OSError, ArithmeticError)  # errors that the scripts report in one line
 
 
 @dataclass
 class Victim:
-    """A run that is damaged, looked at, and made whole again."""
+    """A run that is damaged, used, and repaired."""
 
     tiny: Tiny
     workdir: Path
@@ -42,7 +42,7 @@ class Victim:
     expected: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shutil.rmtree(self.workdir / FOLDER)  # on as many devices as those have that repair it
+        shutil.rmtree(self.workdir / FOLDER)  # the tests repair it on as many devices
         self.opened = open_run(self.workdir)
         self.encode()
         self.texts()
@@ -61,14 +61,14 @@ class Victim:
                 path.write_bytes(content)
 
     def open(self) -> Any:
-        """Which checkpoint is the best, which the last, and what the best holds."""
+        """Return the best and the last checkpoint, and the parameters of the best."""
         actual = open_run(self.workdir)
         with open_checkpoints(actual.workdir, actual.config) as checkpoints:
             return actual.checkpoint, checkpoints.last(), leaf_digests(actual.params)
 
     def resume(self) -> Any:
-        """Resume training, and return its last step, and the leaves of the state that it began with that are not those
-        that were saved: no step is left to do, but where a damaged checkpoint was set aside."""
+        """Resume training, and return its last step, and the leaves of its first state that differ from the saved ones.
+        No step is left to train, unless a damaged checkpoint was set aside."""
         states: list[dict[str, str]] = []
         restore = loop.restore_state
 
@@ -86,7 +86,7 @@ class Victim:
         return done.step, [name for name, digest in restored.items() if digests[name] != digest]
 
     def search(self) -> Any:
-        """The rankings and scores of all test queries."""
+        """Return the rankings and scores of all test queries."""
         assert self.opened is not None
         queries = QuerySource.open(self.tiny.data).read()
         return Searcher(self.opened, self.workdir / FOLDER, SearchOptions("xla")).search(queries, 10).rankings
@@ -97,15 +97,15 @@ class Victim:
         return Searcher(self.opened, self.workdir / FOLDER, SearchOptions("xla")).passages(["p1", "n30", "o5"])
 
     def encode(self) -> Any:
-        """The folder of vectors after it was encoded again, which repairs what it can."""
+        """Return the folder of vectors after encoding again, which repairs damage."""
         assert self.opened is not None
         encode_corpus(self.opened, Corpus.open(self.tiny.data), progress=False)
         actual = vectors(self.workdir / FOLDER)
         return {name: content.strip() if name.endswith(".json") else content for name, content in actual.items()}
 
     def trial(self, trials: Trials, what: str, path: Path, act: Callable[[], Any], names: bool = True) -> bool:
-        """One look at a damaged run: whether it was refused. A refusal names the file or a folder of the run that it is
-        in."""
+        """Use a damaged run once; return whether it was refused. A refusal must name the file, or a folder in the run
+        with the file."""
         try:
             actual = act()
         except REFUSALS as error:
@@ -120,7 +120,7 @@ class Victim:
         return False
 
     def look(self, trials: Trials, what: str, path: Path, acts: tuple[str, ...]) -> None:
-        """Each act on the damaged run, until one refuses it: one trial."""
+        """Use the damaged run in each way until one is refused; count this as one trial."""
         for place, act in enumerate(acts):
             counted = trials.survived
             refused = self.trial(trials, what, path, getattr(self, act))
@@ -150,7 +150,7 @@ def ragged(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Victim:
     return Victim(tiny, workdir, overrides)
 
 
-# How many flips, in which files, and who would read them.
+# The number of flips, the files, and the ways to use them.
 OPENED = ("open", "resume")
 CHECKPOINT = "checkpoints/*/"
 FLIPS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -212,7 +212,7 @@ def test_flips_of_lists(pattern: str, ragged: Victim, trials: Trials) -> None:
 
 @pytest.mark.faults(5)
 def test_flips_as_a_user_sees_them(tiny: Tiny, fixed: Victim, trials: Trials) -> None:
-    """Values that only a digest can find: numbers that are as good as any."""
+    """Valid values, which only a digest can show as wrong."""
     part = FOLDER / "vectors-00002-of-00023.npy"
     search = ["search.py", f"--workdir={fixed.workdir}", "--query=river stone"]
     for name, old, new, arguments in (
@@ -273,7 +273,7 @@ def exchange(one: Path, two: Path) -> None:
 
 @pytest.mark.faults(7)
 def test_shards(fixed: Victim, trials: Trials) -> None:
-    """Search refuses, and encoding again makes every file what it was."""
+    """Search refuses them, and encoding again restores every file."""
     folder = fixed.workdir / FOLDER
     third, fourth = "-00003-of-00023", "-00004-of-00023"
     numbers, ids, sidecar = f"vectors{third}.npy", f"ids{third}.txt", f"shard{third}.json"
@@ -297,7 +297,7 @@ def test_shards(fixed: Victim, trials: Trials) -> None:
         trials.count(named, f"{what}: {refused.value}", detected=True)
         trials.count(fixed.encode() == fixed.expected["encode"], f"{what}: encoding again does not repair it")
         fixed.repair()
-    (folder / sidecar).unlink()  # only a job that encodes reads it
+    (folder / sidecar).unlink()  # only encoding jobs read it
     trials.count(fixed.search() == fixed.expected["search"], "without a sidecar: another ranking")
     trials.count(fixed.encode() == fixed.expected["encode"], "a sidecar deleted: encoding again does not repair it")
     fixed.repair()

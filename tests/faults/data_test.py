@@ -1,4 +1,4 @@
-"""Input that is wrong, and input at its edges: the line is named, or every row comes out."""
+"""Invalid input, and valid input at its limits: the error names the line, or every row is in the result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write(folder: Path, lines: Iterable[str | bytes]) -> Path:
 
 
 def encoded(opened: Run, corpus: Path, name: str, on_error: str = "error") -> tuple[list[str], np.ndarray]:
-    """(ids, vectors) of the folder that a corpus becomes."""
+    """Return (ids, vectors) of an encoded corpus."""
     folder = encode_corpus(opened, Corpus.open(corpus), name, EncodeOptions(on_error=on_error), progress=False).folder
     shards = open_shards(folder)
     return shards.ids(range(shards.total_rows)), np.concatenate([vectors for _, vectors in shards])
@@ -80,7 +80,8 @@ def test_duplicate_ids(opened: Run, tiny: Tiny, tmp_path: Path, trials: Trials) 
 @pytest.mark.faults(9)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_vectors_that_are_not_finite(value: float, opened: Run, tmp_path: Path, trials: Trials) -> None:
-    """From the model, the passage is named; put into the files, digests and all, the row is."""
+    """If the model computes them, the error names the passage; if they are in the files, with right digests, it names
+    the row."""
     word = opened.tokenizer.backend.token_to_id("thunder")
     table = opened.params["encoder"]["embeddings"]["word"]["embedding"]
     params = jax.tree.map(lambda leaf: leaf, opened.params)
@@ -102,7 +103,7 @@ def test_vectors_that_are_not_finite(value: float, opened: Run, tmp_path: Path, 
 
 
 def reseal(folder: Path, suffix: str, **totals: Any) -> None:
-    """Makes manifest and sidecar agree with the files, as somebody would who means harm."""
+    """Update manifest and sidecar for changed files, as an attacker would."""
     entry = read_json(folder / f"shard-{suffix}.json")
     manifest = read_json(folder / "manifest.json")
     for kind in ("vectors", "ids", "offsets"):
@@ -117,7 +118,7 @@ def reseal(folder: Path, suffix: str, **totals: Any) -> None:
 
 @pytest.mark.faults(10)
 def test_weights_and_losses_that_are_not_finite(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """Training stops, says where, and saves nothing of it."""
+    """Training stops with the place of the value, and saves nothing of it."""
     for value, steps in ((np.nan, 4), (np.inf, 4), (np.nan, 0)):
         encoder = tmp_path / f"encoder{value}{steps}"
         shutil.copytree(tiny.encoder, encoder)
@@ -210,8 +211,8 @@ def test_empty_texts(text: str, opened: Run, tmp_path: Path, trials: Trials) -> 
     trials.count(bool(np.isfinite(vectors).all()), "keep: not finite")
 
 
-# The kernel counts what a process had in memory before it became another program, and a child begins with what its
-# parent has: a small process stands between this one and the script.
+# The kernel counts the memory that a process had before it became another program, and a child begins with its
+# parent's: so a small process starts the script.
 MEASURED = """
 import os, sys
 child = os.fork()
@@ -225,7 +226,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def peak(folder: Path, *arguments: str) -> tuple[int, str, int]:
-    """(exit status, what it told, largest resident memory in MiB) of encode.py, started as a shell does."""
+    """Return (exit status, output, peak of resident memory in MiB) of encode.py, started as from a shell."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, folder / "peak", *command("encode.py", *arguments)],
         cwd=REPOSITORY,
@@ -237,13 +238,13 @@ def peak(folder: Path, *arguments: str) -> tuple[int, str, int]:
     return done.returncode, done.stdout, int((folder / "peak").read_text())
 
 
-LIMIT = 1000  # MiB; about 350 are JAX, its compiler and the rest
+LIMIT = 1000  # MiB; JAX and its compiler take about 350
 
 
 @pytest.mark.faults(13)
 @pytest.mark.parametrize("what", ["1M tokens", "100 MB of words", "100 MB of one word", "gzip bomb"])
 def test_endless_lines(what: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """Cut and counted, or refused; never in memory more than once or twice."""
+    """They are truncated and counted, or refused, and are in memory at most twice."""
     corpus = tmp_path / "corpus.jsonl"
     name = what.replace(" ", "-")
     if what == "1M tokens":
@@ -295,7 +296,7 @@ def test_few_rows(opened: Run, tmp_path: Path, trials: Trials) -> None:
 
 @pytest.mark.faults(21)
 def test_ties(opened: Run, tmp_path: Path, trials: Trials) -> None:
-    """Passages of four texts: the order is score, then row, wherever shards end and whoever searches."""
+    """Passages with only four texts are ordered by score, then row, for any size of shards and any backend."""
     lines = [line(f"t{i:03}", f"{WORDS[i % 4]} {WORDS[i % 4 + 5]}") for i in range(300)]
     corpus = write(tmp_path, lines)
     questions = [Query(f"q{i}", WORDS[i]) for i in range(6)]

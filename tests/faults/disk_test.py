@@ -1,5 +1,5 @@
-"""Disks that are full or broken: told in a line that names the file and the cause; what was written before stands, and
-with a disk that works the same command comes to the same result."""
+"""Full and broken disks: the error is one line with the file and the cause; existing files remain, and the same command
+succeeds on a working disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.faults.scripts import Script, refusal, run
 KIB = 1024
 CAUSES = (
     *("disk is full", "quota", "input/output error", "larger than this process may write", "only a part of it"),
-    *("No space left on device", "Input/output error", "File too large"),  # as TensorStore says it
+    *("No space left on device", "Input/output error", "File too large"),  # messages of TensorStore
 )
 
 
@@ -36,7 +36,7 @@ def used(disk: Path) -> int:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, in memory, whose size can be set."""
+    """A disk in memory whose size can be set."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
@@ -65,7 +65,7 @@ def test_full_while_encoding(tiny: Tiny, disk: Path, trials: Trials) -> None:
     workdir = disk / "run"
     copy(tiny, workdir)
     free = used(disk)
-    for room in (0, 4, 12, 40, 100, 180):  # KiB; all of it needs more
+    for room in (0, 4, 12, 40, 100, 180):  # KiB; everything together needs more
         resize(disk, free + room)
         done = run("encode.py", *encoding(tiny, workdir))
         trials.count(names_cause(done, workdir), f"{room} KiB: {done.output}", detected=True)

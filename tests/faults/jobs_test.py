@@ -1,4 +1,4 @@
-"""Jobs among others: told to stop, started twice, gone on with elsewhere or with other settings."""
+"""Jobs that are stopped, started twice, or continued elsewhere or with other settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.pipeline import contents, free_address, write_data
 
 @pytest.fixture(scope="module")
 def alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve steps that nobody disturbed."""
+    """Train twelve steps without interruption."""
     workdir = tmp_path_factory.mktemp("jobs") / "alone"
     done = run("train.py", *tiny.training(workdir, train__steps=12))
     assert done.returncode == 0, done.output
@@ -35,7 +35,7 @@ def alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wait_for(path: Path, process: Script) -> None:
-    """Returns when the file is there."""
+    """Wait until the file exists."""
     while not path.exists():
         assert process.poll(0.001) is None, process.output
 
@@ -51,7 +51,8 @@ def first_shard(tiny: Tiny, name: str) -> Path:
 
 @pytest.mark.faults(4)
 def test_signals_during_training(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
-    """Once: the step is finished and saved. Twice: at once. Ctrl-C: one line. Each time the same command goes on."""
+    """One SIGTERM: the step is finished and saved. Two: it ends at once. Ctrl-C: one line. Then the same command
+    continues."""
     expected = trained(alone)
     for number, (signals, status) in enumerate(
         {(signal.SIGTERM,): 143, (signal.SIGTERM, signal.SIGTERM): -15, (signal.SIGINT,): 130}.items()
@@ -81,7 +82,7 @@ def test_signals_during_training(tiny: Tiny, alone: Path, tmp_path: Path, trials
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
 def test_signals_during_encoding(number: int, status: int, tiny: Tiny, trials: Trials) -> None:
     name = f"stopped{number}"
-    process = encode(tiny, name, delay=["fsync", 40, 5])  # Ctrl-C waits for what is being written
+    process = encode(tiny, name, delay=["fsync", 40, 5])  # Ctrl-C waits for a file that is being written
     wait_for(first_shard(tiny, name), process)
     process.send(number)
     process.wait(30)
@@ -95,9 +96,9 @@ def test_signals_during_encoding(number: int, status: int, tiny: Tiny, trials: T
 @pytest.mark.faults(4)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
 def test_signals_while_text_is_read(number: int, status: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """It is not read to the end of the shard first, which takes 17 seconds. What is written stays."""
+    """The job does not first read the rest of the shard, which takes 17 seconds. Finished shards stay."""
     name, folder = f"read{number}", tiny.run / "embeddings" / f"read{number}"
-    flags = ["--shard_rows=40", f"--store={tmp_path}"]  # where no other test has left its tokens: then no text is read
+    flags = ["--shard_rows=40", f"--store={tmp_path}"]  # a new store, so that text is read
     process = encode(tiny, name, None, *flags, passages=[81, 0.5])
     wait_for(folder / "shard-00000-of-00003.json", process)
     time.sleep(1)
@@ -118,7 +119,8 @@ def names_owner(message: str, owner: Script) -> bool:
 
 @pytest.mark.faults(16)
 def test_two_encoding_jobs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """One into the folder of another, which is stopped or was killed: the same corpus is completed, another refused."""
+    """One job encodes into the folder of another, which was stopped or killed: it completes the same corpus, and
+    refuses another."""
     folder, expected = tiny.run / "embeddings" / "together", vectors(tiny.run / "embeddings" / "data")
     first = encode(tiny, "together", None, "--lease=2", delay=["fsync", 60, 4])
     wait_for(first_shard(tiny, "together"), first)
@@ -199,14 +201,15 @@ ACCEPTED: dict[str, Any] = {
 
 @pytest.fixture
 def copied(tiny: Tiny, tmp_path: Path) -> Path:
-    """A run of four steps."""
+    """A copy of a run with four steps."""
     shutil.copytree(tiny.run, tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
     return tmp_path / "run"
 
 
 @pytest.mark.faults(17)
 def test_resuming_with_changed_settings(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
-    """A setting that changes the result is refused with both values, the folder unchanged; others are accepted."""
+    """A setting that changes results is refused with both values, and the folder does not change; others are
+    accepted."""
     before = contents(copied)
     for key, (old, new) in REFUSED.items():
         message = why(lambda: train(tiny.config(**{key.replace(".", "__"): new}), copied, progress=False))  # noqa: B023
@@ -224,7 +227,7 @@ def test_resuming_with_changed_settings(tiny: Tiny, copied: Path, tmp_path: Path
 
 @pytest.mark.faults(17)
 def test_resuming_after_the_source_changed(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
-    """The run has its own copy of what it read of the encoder: the source may change, the copy must not."""
+    """The run has a copy of the encoder's files: the originals may change, but the copy must not."""
     flags = tiny.training(copied, train__steps=6)
     shutil.copytree(copied, tmp_path / "expected")
     done = run("train.py", *tiny.training(tmp_path / "expected", train__steps=6))
@@ -288,7 +291,7 @@ def test_resuming_on_other_devices(tiny: Tiny, alone: Path, tmp_path: Path, tria
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
-    """Copies a folder to a disk that cannot be written."""
+    """Return a function that copies a folder to a disk which is then read-only."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], capture_output=True).returncode:
@@ -305,7 +308,7 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
 
 @pytest.mark.faults(22)
 def test_a_read_only_folder(tiny: Tiny, read_only: Callable[[Path], Path], trials: Trials) -> None:
-    """Verbs that only read work; others are refused in a line that names the folder."""
+    """Verbs that only read succeed; the others are refused in one line with the folder."""
     workdir = read_only(tiny.run)
     done = run("search.py", f"--workdir={workdir}", "--query=river stone", "--corpus=data")
     trials.count(done.returncode == 0 and "1." in done.stdout, done.output)
@@ -323,12 +326,12 @@ def test_a_read_only_folder(tiny: Tiny, read_only: Callable[[Path], Path], trial
 
 @pytest.mark.faults(22)
 def test_the_folder_vanishes(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """In mid-run: told in a line, and nothing goes on for long."""
+    """In the middle of a run: the error is one line, and the job ends soon."""
     workdir = tmp_path / "run"
     process = start("train.py", *tiny.training(workdir, train__steps=400, train__checkpoint_every=2))
     wait_for(workdir / "checkpoints" / "4", process)
     process.send(signal.SIGSTOP)
-    shutil.rmtree(workdir, ignore_errors=True)  # it may rename something until it has really stopped
+    shutil.rmtree(workdir, ignore_errors=True)  # the job may rename files until it has stopped
     process.send(signal.SIGCONT)
     process.wait(60)
     trials.count(str(workdir) in refusal(process), process.output, detected=True)
@@ -361,7 +364,7 @@ def test_the_clock_is_set_back(tiny: Tiny, alone: Path, tmp_path: Path, trials: 
 def test_one_of_two_processes_is_killed_and_both_continue(
     killed: int, tiny: Tiny, tmp_path: Path, trials: Trials
 ) -> None:
-    """The other ends too, and both can go on."""
+    """The other process ends, too, and both can continue."""
     workdir = tmp_path / "run"
 
     def begin(steps: int) -> list[Script]:
@@ -376,9 +379,10 @@ def test_one_of_two_processes_is_killed_and_both_continue(
     other = both[1 - killed]
     status = other.wait(150)
     trials.count(status != 0 and time.monotonic() - sent < 120, f"the other went on: {other.output}")
-    if killed == 1:  # when process 0 is gone, JAX may be the first to notice, and ends with a dump
+    if killed == 1:  # if process 0 is killed, JAX may notice it first, and end with a dump
         said = "error: another process of this job is gone" in other.stderr and "stack trace" not in other.stderr
-        waited = "stopped sending heartbeats" in other.stderr  # for a checkpoint that cannot be whole: JAX ends it
+        # It waited for a checkpoint that cannot be completed, until JAX ended it.
+        waited = "stopped sending heartbeats" in other.stderr
         trials.count((status == 1 and said) or waited, other.output)
     steps = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()) + 4
     again = begin(steps)
@@ -400,7 +404,7 @@ def test_no_coordinator(tiny: Tiny, trials: Trials) -> None:
 
 @pytest.mark.faults(24)
 def test_compiled_programs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """Damaged ones are compiled again."""
+    """Damaged programs are compiled again."""
     cache = tmp_path / "cache"
     expected = vectors(tiny.run / "embeddings" / "data")
     assert encode(tiny, "cache", cache=str(cache)).wait() == 0
@@ -422,5 +426,5 @@ def test_compiled_programs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         name = f"cache-{what}"
         done = encode(tiny, name, cache=str(cache))
         same = done.wait() == 0 and vectors(tiny.run / "embeddings" / name) == expected
-        refused = what == "exchanged" and done.returncode in (1, 70)  # JAX does not ask which program a file holds
+        refused = what == "exchanged" and done.returncode in (1, 70)  # JAX does not check which program a file holds
         trials.count(same or refused, f"{what}: {done.output}", detected=refused)

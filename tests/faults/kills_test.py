@@ -1,4 +1,4 @@
-"""kill -9: whatever is killed, wherever, the same command goes on, and what comes out is what would have come out."""
+"""kill -9 of any process at any time: the same command continues, and the result is that without kills."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from tests.faults.conftest import Tiny
 from tests.faults.scripts import Script, start
 from tests.pipeline import CLOCKS, WORDS, contents, free_address
 
-KILLS, CHAINS = 50, 5  # as many tests as chains, so that they run side by side
+KILLS, CHAINS = 50, 5  # as many tests as chains, so that they can run in parallel
 STEPS = 8  # each saved and validated
-Begin = Callable[..., list[Script]]  # (folder, **faults) -> the processes of a job; faults are those of the first
+# (folder, **faults) -> the processes of a job; the faults are injected into the first.
+Begin = Callable[..., list[Script]]
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -36,13 +37,13 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def vectors(folder: Path) -> dict[str, bytes]:
-    """All that encoding leaves. The index of the texts is made by whoever first asks for them."""
+    """Return all results of encoding. The index of the texts is written at their first use."""
     return {name: content for name, content in contents(folder).items() if not name.startswith("passages.")}
 
 
 def trained(workdir: Path) -> dict[str, object]:
-    """All that training leaves that must not depend on how often it was killed: digests of every leaf of every
-    checkpoint that is kept, their metrics, and every step's."""
+    """Return all results of training that must not depend on kills: digests of every leaf in every checkpoint, metrics
+    of checkpoints, and metrics of every step."""
     state: dict[str, object] = {}
     for folder in sorted((workdir / "checkpoints").iterdir()):
         metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
@@ -57,16 +58,16 @@ def trained(workdir: Path) -> dict[str, object]:
 
 @dataclass
 class Alone:
-    """A job that nobody disturbed."""
+    """The measurements of a job without kills."""
 
     result: Any
-    first: float  # seconds until it had written something
-    last: float  # and until it ended
+    first: float  # seconds until the folder existed
+    last: float  # seconds until it ended
     calls: int  # system calls that make something durable or visible
 
 
 def undisturbed(begin: Begin, file: Path, folder: Path, result: Callable[[Path], Any]) -> Alone:
-    """Runs the processes of a job, the first of which counts, to their end."""
+    """Run the processes of a job to their end; system calls are counted in the first."""
     processes, first = begin(folder, count=str(file)), 0.0
     while any(process.poll(0.002) is None for process in processes):
         if not first and folder.exists():
@@ -77,11 +78,13 @@ def undisturbed(begin: Begin, file: Path, folder: Path, result: Callable[[Path],
 
 
 def chain(begin: Begin, folder: Path, kills: int, random: np.random.Generator, alone: Alone) -> tuple[int, str]:
-    """Starts a job again and again, each time killed somewhere, until it ends by itself or was killed `kills` times;
-    then once more without. How often it was killed, and what it said if it did not go on after that.
+    """Start a job again and again, and kill it each time, until it ends by itself or was killed `kills` times; then
+    start it once more without a kill. Return the number of kills, and the output if the job did not continue after
+    them.
 
-    Half of the kills are at a moment, half at a system call; a third of the job on average, so that a chain is long.
-    Of several processes either is killed, and what is left soon after, as that does which starts such jobs.
+    Half of the kills are at a random time, half at a system call, on average after a third of the job, so that chains
+    are long. If there are several processes, one of them is killed, and the others soon afterwards, as a launcher would
+    do.
     """
     for killed in range(kills):
         victim = 0
@@ -111,7 +114,7 @@ def chain(begin: Begin, folder: Path, kills: int, random: np.random.Generator, a
 
 
 def all_chains(begin: Begin, root: Path, seed: int, alone: Alone, look: Callable[[Path], Any], trials: Trials) -> None:
-    """Chains of kills, until there were enough."""
+    """Run chains of kills until there were enough kills."""
     random, killed = np.random.default_rng(seed), 0
     while killed < KILLS // CHAINS:
         folder = root / f"killed{seed}.{killed}"
@@ -129,7 +132,7 @@ def all_chains(begin: Begin, root: Path, seed: int, alone: Alone, look: Callable
 
 def encoding(tiny: Tiny) -> Begin:
     def begin(folder: Path, *more: str, **faults: Any) -> list[Script]:
-        store = tiny.root / "stores" / folder.name  # of its own: kills come while it is made, too
+        store = tiny.root / "stores" / folder.name  # a new store, so that kills also hit its writing
         flags = [f"--workdir={tiny.run}", f"--corpus={tiny.data}", f"--name={folder.name}", f"--store={store}"]
         return [start("encode.py", *flags, *more, **faults)]
 
@@ -139,7 +142,7 @@ def encoding(tiny: Tiny) -> Begin:
 def appending(tiny: Tiny) -> Begin:
     more = tiny.root / "more.jsonl"
     texts = [f"{word} river {number}" for number, word in enumerate(WORDS * 2)]
-    if not more.exists():  # shards say when it was written
+    if not more.exists():  # shards record the time at which it was written
         more.write_text("".join(json.dumps({"_id": f"m{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
 
     def begin(folder: Path, **faults: Any) -> list[Script]:
@@ -202,8 +205,8 @@ def test_killed_while_encoding(seed: int, tiny: Tiny, encoded_alone: Alone, tria
 @pytest.mark.faults(26)
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_jobs_that_share_a_folder(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
-    """Three jobs, of which one after another is killed, or stopped for longer than its lease; for one that was killed
-    another begins. What comes out is what one job makes alone."""
+    """Three jobs, which are killed one after the other, or stopped for longer than their leases; each killed one is
+    replaced. The result is that of a single job."""
     random = np.random.default_rng(seed)
     for turn in range(3):
         folder = tiny.run / "embeddings" / f"shared-{seed}-{turn}"
@@ -237,7 +240,7 @@ def test_killed_while_appending(tiny: Tiny, appended_alone: Alone, trials: Trial
 
 @pytest.mark.faults(1)
 def test_killed_while_deleting(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """At every call that makes something durable or visible: all of the passages are gone, or none is."""
+    """It is killed at every call that makes a change durable or visible: all of the passages are gone, or none."""
     (tmp_path / "ids.txt").write_text("p1\np2\n")
     for number in range(1, 9):
         for kill_at in (number, -number):

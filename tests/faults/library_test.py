@@ -1,5 +1,5 @@
-"""The library in the hands of a program: threads that share an index, files that change below it, children that are
-forked, arguments of any type."""
+"""The library in a user's program: threads that share an index, files that change under it, forked children, and
+arguments of any type."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUESTIONS = ["river stone music", "silver garden", "winter", "meadow of copper",
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has 300 passages of three colours, and two approximate indexes of them."""
+    """A run with 300 passages in three colours, and two approximate indexes of them."""
     root = tmp_path_factory.mktemp("library")
     write_encoder(root / "encoder")
     write_data(root / "data")
@@ -63,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.faults(32)
 def test_threads_that_share_indexes(run: Path, trials: Trials) -> None:
-    """Every thread searches several indexes with several k; every result is that of one thread alone."""
+    """Every thread searches several indexes with several k; every result is that of a single thread."""
     retriever = jaxret.Retriever.open(run)
 
     def opened(**options: Any) -> jaxret.Index:
@@ -106,7 +106,7 @@ def test_threads_that_share_indexes(run: Path, trials: Trials) -> None:
 
 @pytest.mark.faults(34)
 def test_a_corpus_that_changes_below_an_open_index(run: Path, tmp_path: Path, trials: Trials) -> None:
-    """The old texts, of a file that is whole again, or an error that names the file; never other texts."""
+    """The result has the old texts, if the file was restored; or an error names the file. It never has other texts."""
     retriever = jaxret.Retriever.open(run)
     cases = list(itertools.product(["corpus.jsonl", "corpus.jsonl.gz", "corpus.json"], CHANGES))
     for trial in range(TRIALS):
@@ -132,7 +132,7 @@ def test_a_corpus_that_changes_below_an_open_index(run: Path, tmp_path: Path, tr
 
 @pytest.mark.faults(34)
 def test_shards_and_indexes_that_are_cut_while_they_are_mapped(tmp_path: Path, trials: Trials) -> None:
-    """To read behind the end of a mapped file is the end of the process."""
+    """Reading behind the end of a mapped file would end the process."""
     queries = gaussian(5, 16, seed=1)
     whole = open_encoded(written(tmp_path / "whole" / "embeddings" / "c", vectors(1)))
     name = built(whole, "IVF8,Flat").name
@@ -147,7 +147,7 @@ def test_shards_and_indexes_that_are_cut_while_they_are_mapped(tmp_path: Path, t
         size = path.stat().st_size
         os.truncate(path, chosen.choice([0, 100, size // 2, size - 1, chosen.randrange(size)]))
         try:
-            # Lists that are not looked at may be cut; what is searched is compared.
+            # lists that are not searched may be cut; results are compared
             outcome = (index.search(queries, mapped, 10).rows == before).all()
             trials.count(bool(outcome), f"{path.name}: other rows")
         except ShardError as error:
@@ -209,7 +209,7 @@ def test_children_that_are_forked(run: Path, trials: Trials) -> None:
 
 @pytest.mark.faults(36)
 def test_vectors_of_which_thousands_are_equal(monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
-    """No more and no deeper looks than at random vectors, and the same bits as a brute force."""
+    """The search needs no more or deeper passes than for random vectors, and gives the bits of a brute force."""
     depths = record_depths(monkeypatch)
     for trial in range(TRIALS):
         chosen = random.Random(trial)
@@ -274,15 +274,15 @@ for call, right in CALLS.items():
 
 @pytest.mark.faults(37)
 def test_arguments_of_any_type(run: Path, tmp_path: Path, trials: Trials) -> None:
-    """Each is taken, or refused by a ValueError (or a FileNotFoundError) of one line with the argument's name."""
+    """Each argument is accepted, or refused by a ValueError (or a FileNotFoundError) of one line with its name."""
     program = [sys.executable, "-c", WRONG_TYPES, str(run), str(tmp_path)]
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "backslashreplace", "timeout": 300}
     done = subprocess.run(program, cwd=REPOSITORY, env=environment(), **options)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith('["')]  # the others are of what encodes
+    lines = [line for line in done.stdout.splitlines() if line.startswith('["')]  # the other lines come from encoding
     assert len(lines) > 500, "control"
     for line in lines:
         call, name, number, outcome = json.loads(line)
-        named = name in outcome or "has no such key" in outcome  # of a config
+        named = name in outcome or "has no such key" in outcome  # for a key of a config
         clear = outcome == "accepted" or (named and "UNEXPECTED" not in outcome and "\n" not in outcome)
         trials.count(clear, f"{call}({name}=value {number}): {outcome}", detected=outcome != "accepted")

@@ -1,5 +1,5 @@
-"""Files made by somebody who means harm: nothing in them runs, nothing is allocated on their word, nothing is written
-outside, and each is refused in a sentence."""
+"""Files of an attacker: no code in them runs, no memory is allocated as they claim, no file outside is written, and the
+error is one sentence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REFUSALS = (ValueError, OSError, ArithmeticError)
 
 
 class Canary:
-    """Whoever unpickles one leaves a trace."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -65,7 +65,7 @@ def search(opened: Run, folder: Path) -> Any:
 
 
 def refuses(trials: Trials, what: str, act: Callable[[], object], trace: Path | None = None, names: str = "") -> None:
-    """A trial: refused, soon, with little memory, and nothing ran."""
+    """Count a trial: it must be refused soon, with little memory, and without running code."""
     begin = time.monotonic()
     tracemalloc.start()
     try:
@@ -87,7 +87,7 @@ def refuses(trials: Trials, what: str, act: Callable[[], object], trace: Path | 
 
 
 def header(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
-    """The beginning of an .npy file that promises more than there is."""
+    """Return the beginning of an .npy file that claims more data than it has."""
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
     text = text.ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(64)
@@ -99,7 +99,7 @@ def test_pickles(victim: Path, lists: Path, tmp_path: Path, trials: Trials) -> N
     pickled = pickle.dumps(Canary(trace))
     assert not trace.exists()
     pickle.loads(pickled)
-    assert trace.exists(), "control: it works"
+    assert trace.exists(), "control: the pickle runs code"
     trace.unlink()
     array = tmp_path / "array.npy"
     np.save(array, np.array([Canary(trace)] * 5, object), allow_pickle=True)
@@ -124,7 +124,7 @@ def test_pickles(victim: Path, lists: Path, tmp_path: Path, trials: Trials) -> N
 
 @pytest.mark.faults(19)
 def test_code_beside_a_model(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """A model folder that asks for its own Python: not run, whatever else becomes of it."""
+    """A model folder that asks to run its own Python: the code must not run, whether the folder is accepted or not."""
     trace, encoder = tmp_path / "trace", tmp_path / "encoder"
     shutil.copytree(tiny.encoder, encoder)
     (encoder / "evil.py").write_text(f"import pathlib\npathlib.Path({str(trace)!r}).touch()\nclass Evil: pass\n")
@@ -140,7 +140,7 @@ def test_code_beside_a_model(tiny: Tiny, tmp_path: Path, trials: Trials) -> None
 
 @pytest.mark.faults(19)
 def test_headers_with_huge_sizes(victim: Path, lists: Path, tmp_path: Path, trials: Trials) -> None:
-    """Sizes that would take all memory, with digests that fit."""
+    """Sizes that would need all memory, with valid digests."""
     for workdir, name, shapes in (
         (victim, "vectors", [(2**62, 1, 32), (2**40, 1, 32), (2**31, 1, 32), (-1, 1, 32)]),
         (lists, "offsets", [(2**62,), (2**40,), (2**33,), (6,)]),
@@ -180,9 +180,9 @@ def test_headers_with_huge_sizes(victim: Path, lists: Path, tmp_path: Path, tria
 
 @pytest.mark.faults(19)
 def test_json_of_another_type(victim: Path, trials: Trials) -> None:
-    """Where an object should be: a list, a number, null, an empty object, something nested deeply, a key twice."""
+    """Instead of an object: a list, a number, null, an empty object, deep nesting, a repeated key."""
     opened, folder = open_run(victim), victim / "embeddings" / "data"
-    (victim / "seal.json").unlink()  # else it would be the seal that refuses
+    (victim / "seal.json").unlink()  # otherwise, the seal would be the reason
     texts = ["[]", "7", "null", '"x"', "{}", "[" * 100_000, '{"a": 1, "a": 2}']
 
     def open_untyped() -> None:
@@ -191,7 +191,7 @@ def test_json_of_another_type(victim: Path, trials: Trials) -> None:
 
     looks: dict[Path, Callable[[], object]] = {
         victim / "config.json": lambda: open_run(victim),
-        victim / "contract.json": open_untyped,  # the types that tests check at every call would be in the way
+        victim / "contract.json": open_untyped,  # in a process without typeguard's checks
         victim / "encoder" / "config.json": lambda: open_run(victim),
         victim / "encoder" / "tokenizer.json": lambda: open_run(victim),
         folder / "manifest.json": lambda: search(opened, folder),
@@ -221,7 +221,7 @@ def test_names_that_leave_the_folder(tiny: Tiny, victim: Path, trials: Trials) -
 
 @pytest.mark.faults(19)
 def test_paths_that_are_not_files(tiny: Tiny, victim: Path, tmp_path: Path, trials: Trials) -> None:
-    """A folder, a link into nothing, a link around in a circle, where a file should be."""
+    """Instead of a file: a folder, a link to nothing, a link to itself."""
     opened, folder = open_run(victim), victim / "embeddings" / "data"
     corpus = tmp_path / "corpus.jsonl"
     for what, make in {

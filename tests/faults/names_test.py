@@ -1,4 +1,5 @@
-"""Folders with names that other programs take for patterns, and paths that are nearly too long: every verb works."""
+"""Folders with names that other programs would read as patterns, and paths of nearly the largest length: every verb
+works."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from tests.serving.servers import running
 
 NAMES = ["run[1]", "seed=[1,2]", "a*b?", "two\nlines", "{0} %s ünï'\"", "x" * 255]
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
-LONGEST = 3900  # bytes of a path; Linux takes 4,095
-# Verbs without a folder, of runs with several vectors, with processes of their own, or with packages elsewhere.
+LONGEST = 3900  # bytes of a path; Linux allows 4,095
+# Verbs without a folder, for runs with several vectors, with more processes, or with packages that are not installed
+# here.
 NOT_TRIED = {"cache", "plan", "demo", "diversity", "mteb", "track"}
 
 
 def commands(tiny: Tiny, folder: Path, data: Path) -> dict[str, list[str]]:
-    """Name -> arguments of every cheap verb, in an order in which each has what it needs."""
+    """Map names to arguments of every cheap verb, in an order in which each has its inputs."""
     workdir = folder / "run"
     flags, search = [f"--workdir={workdir}"], [f"--queries={data}", f"--qrels={data}", "--measures=RR@10", "--k=10"]
     (folder / "ids.txt").write_text("p1\n")
@@ -95,7 +97,7 @@ def try_every_verb(tiny: Tiny, folder: Path, trials: Trials) -> None:
 
 def test_every_verb_is_covered(tiny: Tiny, tmp_path: Path) -> None:
     tried = {" ".join(verb_words(name)) for name in commands(tiny, tmp_path, tiny.data)}
-    tried.add("serve")  # a process of its own
+    tried.add("serve")  # it is a server
     assert tried | NOT_TRIED == set(VERBS)
     assert not tried & NOT_TRIED
 
@@ -120,7 +122,7 @@ def test_names_that_are_not_utf8(tiny: Tiny, tmp_path: Path, trials: Trials) -> 
 
 @pytest.mark.faults(27)
 def test_a_long_path(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """No longer than leaves room for the names of the files below it."""
+    """The path leaves room for the names of files below it."""
     folder = tmp_path
     while (room := LONGEST - 350 - len(os.fsencode(folder))) > 1:
         folder /= "y" * min(200, room - 1)

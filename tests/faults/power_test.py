@@ -1,7 +1,8 @@
-"""A power cut: what was written and never flushed to the disk is empty afterwards, and the same command goes on.
+"""A power cut: files that were written but not flushed to the disk are empty afterwards, and the same command
+continues.
 
-A library in C that is loaded before others (shim.c) logs what the whole process opens, flushes, renames and removes,
-C++ included, and can kill it at any of these operations. Names in folders are assumed to be on the disk.
+A C library that is loaded before others (shim.c) logs which files the whole process, including C++, opens, flushes,
+renames and removes, and can kill it at any of these operations. Names in folders are assumed to be on the disk.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def operations(log: Path) -> list[list[str]]:
-    """Return the operations of a log: its letter and its paths."""
+    """Return the operations of a log: a letter and paths each."""
     lines = log.read_bytes().split(b"\0\n") if log.exists() else []
     return [[part.decode() for part in (line[:1], *line[2:].split(b"\0"))] for line in lines if line]
 
 
 def unflushed(log: Path) -> list[Path]:
-    """Return the files that are there and were opened for writing after they were last flushed."""
+    """Return the existing files that were opened for writing after their last flush."""
     dirty: set[str] = set()
     for kind, path, *new in operations(log):
         if kind == "W":
@@ -68,7 +69,7 @@ def shimmed(folder: Path, log: Path, kill_at: int = 0) -> dict[str, str]:
 
 @pytest.mark.faults(28)
 def test_power_cut(tiny: Tiny, shim: str, trained_alone: Alone, tmp_path: Path, trials: Trials) -> None:  # noqa: F811
-    """Cut anywhere, some runs twice: what comes out at the end is what comes out without a cut."""
+    """The power is cut anywhere, in some runs twice: the result is that without a cut."""
     arguments = training_arguments(tiny, tmp_path / "whole")
     whole = start("train.py", *arguments, env=shimmed(tmp_path / "whole", tmp_path / "log"), preload=shim)
     assert whole.wait() == 0, whole.output
@@ -102,7 +103,8 @@ def test_flushes_that_the_disk_forgets(
     tmp_path: Path,
     trials: Trials,
 ) -> None:
-    """A disk that reports a flush and loses it at a power cut soon after: the loss is named, or costs nothing."""
+    """A disk that reports a flush, but loses it in a power cut soon afterwards: an error names the file, or the result
+    is the same."""
     arguments = training_arguments(tiny, tmp_path / "whole")
     whole = start("train.py", *arguments, env=shimmed(tmp_path / "whole", tmp_path / "log"), preload=shim)
     assert whole.wait() == 0, whole.output
@@ -127,13 +129,13 @@ def training_arguments(tiny: Tiny, folder: Path) -> list[str]:
     return tiny.training(folder, train__steps=8)
 
 
-# Files that are made again, or that nobody reads.
+# Files that can be computed again, or that no command reads.
 EPHEMERAL = ("events.out.tfevents", ".lock", "passages.")
 
 
 @pytest.mark.faults(28)
 def test_results_are_flushed_to_the_disk(tiny: Tiny, shim: str, tmp_path: Path, trials: Trials) -> None:
-    """When a command ends, every file that it has made is flushed."""
+    """When a command ends, all files that it has written are flushed."""
     (tiny.root / "more.jsonl").write_text('{"_id": "more", "text": "river market"}\n')
     folder = tmp_path / "root"
     shutil.copytree(tiny.data, folder / "sets" / "one")

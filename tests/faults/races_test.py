@@ -1,5 +1,5 @@
-"""Two jobs that make one folder with the same command, the second some time after the first: one makes it, the other is
-refused in a sentence or makes the same, and the folder is whole."""
+"""Two jobs that write one folder with the same command, at different delays: one writes it, the other is refused in a
+sentence or writes the same, and the folder is complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.faults.names_test import commands, verb_words
 from tests.faults.scripts import Script, refusal, run, start
 from tests.pipeline import REPOSITORY, command, environment
 
-FRACTIONS = (0.0, 0.3, 0.5, 0.7, 0.9)  # of the time that one job needs alone
+FRACTIONS = (0.0, 0.3, 0.5, 0.7, 0.9)  # of the time that a single job needs
 Begin = Callable[[], Script]
 
 
@@ -91,7 +91,7 @@ def test_folders(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         return start("jaxret/__main__.py", *verb_words(verb), *arguments)
 
     def check(folder: Path) -> Script:
-        if verb == "bm25":  # the same command again is not an error
+        if verb == "bm25":  # repeating this command is not an error
             again = begin(folder)
             again.wait()
             return again
@@ -127,7 +127,7 @@ def test_a_repeated_command_repeats_no_work(verb: str, tiny: Tiny, tmp_path: Pat
 @pytest.mark.faults(29)
 @pytest.mark.parametrize("apart", [0, 3])
 def test_opening(apart: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """Processes of their own, because it compares with PyTorch, whose threads do not survive a fork."""
+    """These are new processes, because the verb compares with PyTorch, whose threads do not survive a fork."""
     words = command("-m", "jaxret", "open", str(tiny.encoder), f"--workdir={tmp_path / 'opened'}")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     jobs = []
@@ -145,7 +145,7 @@ def test_opening(apart: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None
 @pytest.mark.faults(29)
 @pytest.mark.parametrize("verb", ["append", "delete", "index"])
 def test_two_jobs_that_change_a_corpus(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """The second of two that append or delete the same is refused by the ids that it has no more to do with."""
+    """If two jobs append or delete the same ids, the second is refused, because the ids exist already or no longer."""
     more = tmp_path / "more.jsonl"
     more.write_text("".join(f'{{"_id": "more{i}", "text": "river market {i}"}}\n' for i in range(12)))
 
@@ -165,7 +165,7 @@ def test_two_jobs_that_change_a_corpus(verb: str, tiny: Tiny, tmp_path: Path, tr
 @pytest.mark.faults(29)
 @pytest.mark.parametrize("verbs", ["delete", "append", "append and delete"])
 def test_jobs_that_change_different_passages(verbs: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """No change that succeeded is lost by the one of another job."""
+    """A successful change is not lost by the change of another job."""
     for number in range(10):
         workdir, jobs = tmp_path / f"run{number}", {}
         shutil.copytree(tiny.run, workdir)
@@ -193,7 +193,7 @@ def _passages(run_folder: Path) -> int:
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """Copy a folder, unless the other of two jobs has it already."""
+    """Copy a folder, unless the other job has copied it already."""
     if not folder.exists():
         shutil.copytree(source, folder)
 
@@ -203,7 +203,7 @@ def _copy(source: Path, folder: Path) -> None:
 def test_leftovers_of_a_killed_command_are_removed_by_the_next(
     verb: str, tiny: Tiny, tmp_path: Path, trials: Trials
 ) -> None:
-    """The leftovers are made an hour old; younger ones might still be written."""
+    """The test makes the leftovers an hour old, because younger ones might still be written."""
 
     def begin(**faults: Any) -> Script:
         arguments = commands(tiny, tmp_path, tiny.data)[verb]
@@ -217,7 +217,7 @@ def test_leftovers_of_a_killed_command_are_removed_by_the_next(
         process.wait()
         return process
 
-    for number in range(1, 20):  # until it was killed after it had begun to write
+    for number in range(1, 20):  # until it is killed after it has begun to write
         killed = begin(kill_at=number)
         if left := leftovers(tmp_path):
             break

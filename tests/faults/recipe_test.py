@@ -1,5 +1,5 @@
-"""kill -9 in every step of a recipe, of two stages and of rounds, and of a row of a paper: the same command goes on,
-and ends with the same table."""
+"""kill -9 in every step of a recipe, with two stages and with rounds, and of a row of a paper: the same command
+continues, and gives the same table."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_every_step_of_a_recipe_is_killed(recipe: str, files: int, tiny: Tiny, t
 
 @pytest.mark.faults(25)
 def test_every_command_of_a_row_is_killed(small_squad: Path, trials: Trials) -> None:  # noqa: F811
-    """A row that splits passages has six commands: each is killed, with `reproduce` itself, at any time of its first
-    second."""
+    """A row that splits passages has six commands: each is killed, together with `reproduce`, at a random time in its
+    first second."""
     keys = small_keys(small_squad / "encoder")
 
     def begin(runs: Path) -> subprocess.Popen[str]:
@@ -91,7 +91,7 @@ def test_every_command_of_a_row_is_killed(small_squad: Path, trials: Trials) -> 
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # whose processes are killed together
+            start_new_session=True,  # its processes are killed together
         )
 
     def results(runs: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The scripts, started by a zygote, and what becomes of them."""
+"""Start the scripts by a zygote, and read their output and exit status."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _zygote(preload: str = "") -> socket.socket:
 
 
 class Output:
-    """Output of a process, through a pipe, since a file would be under its limit of a file's size."""
+    """Output of a process. It is read through a pipe, because a file would count against the limit on file sizes."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
-        fcntl.fcntl(self._reading, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads before the end
+        fcntl.fcntl(self._reading, fcntl.F_SETPIPE_SZ, 1 << 20)  # the pipe is read only at the end
         os.set_blocking(self._reading, False)
         self._read = b""
 
@@ -57,7 +57,7 @@ class Output:
 
 @dataclass
 class Script:
-    """A script that runs, or has run; `returncode` as subprocess has it: minus the signal that ended it."""
+    """A script that runs or has run; `returncode` is as in subprocess: negative for the signal that ended it."""
 
     pid: int
     started: float
@@ -75,7 +75,7 @@ class Script:
         return self.returncode
 
     def wait(self, patience: float = 300) -> int:
-        """Its exit status; one that does not end in that many seconds is killed, and an error."""
+        """Wait for the script and return its exit status; after `patience` seconds, kill it and raise an error."""
         if self.poll(patience) is None:
             self.kill()
             self.poll(10)
@@ -101,7 +101,7 @@ class Script:
 
     @property
     def output(self) -> str:
-        """All that it said."""
+        """Return the exit status and all output."""
         return f"exit {self.returncode}\n{self.stdout}\n{self.stderr}"
 
 
@@ -110,7 +110,7 @@ def _number(pipe: int) -> int:
 
 
 def start(script: str, *arguments: str, env: dict[str, str] | None = None, preload: str = "", **faults: Any) -> Script:
-    """Starts one of the scripts, in the folder of the repository, on one device. `preload`: library for LD_PRELOAD."""
+    """Start one of the scripts in the folder of the repository, on one device. preload: library for LD_PRELOAD."""
     stdout, stderr = Output(), Output()
     reading, writing = os.pipe()
     request = {"script": script, "arguments": arguments, "environment": env or {}, "faults": faults}
@@ -122,7 +122,7 @@ def start(script: str, *arguments: str, env: dict[str, str] | None = None, prelo
 
 
 def run(script: str, *arguments: str, env: dict[str, str] | None = None, **faults: Any) -> Script:
-    """Runs one of the scripts to its end."""
+    """Run one of the scripts to its end."""
     process = start(script, *arguments, env=env, **faults)
     process.wait()
     return process
@@ -138,7 +138,7 @@ def why(act: Callable[[], object]) -> str:
 
 
 def refusal(process: Script) -> str:
-    """The sentence in which a script says why it stopped; "" if there is none, or a traceback."""
+    """Return the error sentence of a script; "" if there is none, or a traceback."""
     before, _, message = f"\n{process.stderr}".rpartition("\nerror: ")
     clean = process.returncode == 1 and "\nerror: " not in before and "Traceback" not in before + message
     return message.strip() if clean else ""

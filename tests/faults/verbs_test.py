@@ -1,8 +1,8 @@
-"""Commands that make files, ended at any operation on them: the same command again makes what it makes alone. Two at
-once do so, too.
+"""Commands that write files and are ended at any file operation: repeating the command gives the undisturbed result.
+Two commands at the same time do so, too.
 
-It is ended by a power cut (killed, and what was never flushed is empty), or an operation fails once. shim.c counts the
-operations of the whole process.
+A command ends by a power cut (it is killed, and files that were never flushed are empty), or because one operation
+fails. shim.c counts the operations of the whole process.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tests.faults.power_test import EPHEMERAL, operations, shim, shimmed, unflus
 from tests.faults.scripts import Script, refusal, start
 from tests.pipeline import contents
 
-CHEAP = ("fuse", "copy", "compare", "data convert", "data split", "keywords")  # a trial of a second
+CHEAP = ("fuse", "copy", "compare", "data convert", "data split", "keywords")  # a trial takes a second
 MANY, FEW = 50, 4  # trials; a quarter of them are failures
-BEFORE = ("train", "encode", "search", "bm25", "rerank", "export")  # what others need, in the order of `commands`
+BEFORE = ("train", "encode", "search", "bm25", "rerank", "export")  # other verbs need these, in the order of `commands`
 VERBS = (
     *("pretrain", "encode", "append", "delete", "index", "search", "bm25", "mine", "fuse", "rerank", "generate"),
     *("beir", "sweep", "recipe", "export", "open", "report", "plot", "probe", "copy"),
     *("data chunk", "data convert", "data split", "data build", "keywords"),
 )
 RACED = ("mine", "rerank", "compare", "fuse", "report", "copy", "plot", "data chunk", "data split", "keywords")
-RACES = 10  # of what is not cheap
+RACES = 10  # of verbs that are not cheap
 
 
 class Stage:
-    """A folder that is brought to the state before a command again and again, always at the same path."""
+    """A folder that can be reset to its state before a command, always at the same path."""
 
     def __init__(self, tiny: Tiny, root: Path) -> None:
         self.folder, self._states, self._log = root / "work", root / "states", root / "log"
@@ -53,7 +53,7 @@ class Stage:
         shutil.copytree(self.folder, self._states / str(len(BEFORE)))
 
     def reset(self, name: str) -> None:
-        """Make the folder what it was before a command that needs what others make, or after all that others need."""
+        """Restore the folder before a command on which others depend, or after all of these."""
         state = BEFORE.index(name) if name in BEFORE else len(BEFORE)
         shutil.rmtree(self.folder)
         shutil.copytree(self._states / str(state), self.folder)
@@ -73,20 +73,20 @@ class Stage:
         return len(operations(self._log))
 
     def cut_power(self) -> list[str]:
-        """Empty what was never flushed, and return the names."""
+        """Empty the files that were never flushed, and return their names."""
         lost = unflushed(self._log)
         for path in lost:
             path.write_bytes(b"")
         return [path.name for path in lost]
 
     def wait_an_hour(self) -> None:
-        """Make unfinished files an hour old. One may be left even by a job that ended: its deletion was what failed."""
+        """Make unfinished files an hour old. Even a job that ended may leave one, if its deletion failed."""
         for path in self.folder.rglob("*.tmp"):
             os.utime(path, (time.time() - 3600,) * 2)
 
     def files(self) -> dict[str, bytes]:
-        """Without TensorStore's data, whose names are drawn, and what nobody reads; of array_record, the
-        records, whose keys are in any order."""
+        """Return the files, except TensorStore's data, whose names are random, and files that no command reads; of
+        array_record, return the records, whose keys are in any order."""
         names = [n for n in contents(self.folder) if not any(part in n for part in (*EPHEMERAL, "/d/"))]
         return {name: self.content(self.folder / name) for name in names}
 
@@ -108,7 +108,7 @@ def stage(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Stage:
 @pytest.mark.parametrize("name", VERBS)
 def test_every_verb_is_ended_at_random_times(name: str, stage: Stage, shim: str, trials: Trials) -> None:  # noqa: F811
     alone = undisturbed(name, stage, shim)
-    assert alone.made, "it made files that are the same each time"
+    assert alone.made, "it has written files that are equal each time"
     count, random = stage.operations, np.random.default_rng(len(name))
     for number, place in enumerate(random.integers(1, count + 1, MANY if name in CHEAP else FEW)):
         stage.reset(name)
@@ -128,8 +128,8 @@ def test_every_verb_is_ended_at_random_times(name: str, stage: Stage, shim: str,
 @pytest.mark.faults(29)
 @pytest.mark.parametrize("name", RACED)
 def test_two_jobs_of_every_verb_at_once(name: str, stage: Stage, trials: Trials) -> None:
-    """The second begins at any time of the first: both make what one makes alone. None of them takes a lock, so that
-    a refusal would be an error of the other one's files."""
+    """The second job begins at a random time during the first: both give the result of one. They take no lock, so a
+    refusal would be about the other job's files."""
     alone, random = undisturbed(name, stage), np.random.default_rng(len(name))
     for _ in range(MANY if name in CHEAP else RACES):
         stage.reset(name)
@@ -145,16 +145,16 @@ def test_two_jobs_of_every_verb_at_once(name: str, stage: Stage, trials: Trials)
 
 @dataclass
 class Undisturbed:
-    """Results of a command that nothing disturbs; files that differ between two times of it (clocks) count by name."""
+    """Results of a command without disturbance; files that differ between two runs (clocks) count only by name."""
 
     files: dict[str, bytes]
-    same: set[str]  # names of files that do not differ
-    made: set[str]  # those of them that the command makes or changes
+    same: set[str]  # names of files that are equal in two runs
+    made: set[str]  # names of those that the command writes
     said: str
     seconds: float
 
     def differences(self, stage: Stage) -> list[str]:
-        """Return the names of files that are not what they would be."""
+        """Return the names of files that differ from the undisturbed result."""
         now = stage.files()
         same = self.same & now.keys()
         return sorted(self.files.keys() ^ now.keys() | {file for file in same if now[file] != self.files[file]})

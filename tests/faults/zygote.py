@@ -1,7 +1,7 @@
-"""A process that has imported what the scripts import, and forks a child for each script that it is asked to run.
+"""A process that has imported the modules of the scripts, and forks a child for each requested script.
 
-The child is the script in a process of its own, which begins, ends and dies as one that a shell started, but seconds
-earlier. A request says which script, its arguments and environment, and `faults`, what is to go wrong in it:
+The child runs the script as a process that begins, ends and dies as if a shell had started it, but seconds earlier. A
+request has the script, its arguments and environment, and `faults`, which are injected into it:
 
 kill_at: n        SIGKILL at the n-th system call that makes something durable or visible; negative: just after it
 count: file       writes there how many such calls there were
@@ -37,7 +37,7 @@ COUNTED = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 
 
 def install(faults: dict[str, Any]) -> None:
-    """Makes this process go wrong in the way asked for."""
+    """Inject faults into this process."""
     counter, lock = itertools.count(1), threading.Lock()
     kill_at = faults.get("kill_at", 0)
 
@@ -103,7 +103,7 @@ def install(faults: dict[str, Any]) -> None:
 
 
 def requests(control: socket.socket) -> dict[str, Any]:
-    """Forks a child for each request, and returns in the child; the process itself ends with whoever asks."""
+    """Fork a child for each request, and return in the child; the process itself ends when the connection is closed."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 3)
         if not message:
@@ -115,7 +115,7 @@ def requests(control: socket.socket) -> dict[str, Any]:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         stdout, stderr, status = descriptors
         child = os.fork()
-        if child:  # whoever asks reads how the script ended from here
+        if child:  # the client reads the script's end from here
             os.write(status, child.to_bytes(4, "little"))
             _, ended, used = os.wait4(child, 0)
             milliseconds = int(1000 * (used.ru_utime + used.ru_stime))
@@ -130,7 +130,7 @@ def requests(control: socket.socket) -> dict[str, Any]:
 
 
 def run(script: str) -> int:
-    """Runs the script as `python script` does; its exit status."""
+    """Run the script as `python script` does; return its exit status."""
     try:
         runpy.run_path(script, run_name="__main__")
         status: Any = 0
@@ -154,17 +154,17 @@ def main() -> None:
     import jaxret.training.loop  # noqa: F401
 
     for name in ("AutoTokenizer", "PreTrainedTokenizerFast", "BertTokenizerFast"):
-        getattr(transformers, name)  # imported when it is asked for
-    gc.freeze()  # or a collection in the child would copy the pages of everything imported
+        getattr(transformers, name)  # imported at its first use
+    gc.freeze()  # otherwise, a collection in the child would copy the pages of all imported modules
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: a fork would lose all but one"
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the scripts
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore this signal
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the processes that wait for the scripts are not waited for
     request = requests(socket.socket(fileno=int(sys.argv[1])))
     os.environ.update(request["environment"])
     sys.argv = [request["script"], *request["arguments"]]
     install(request["faults"])
-    os._exit(run(request["script"]))  # a second less than freeing every module that was imported
+    os._exit(run(request["script"]))  # a second less than freeing all imported modules
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Generated input: few cases in every run of the tests, the same ones each time; new ones in CI (JAXRET_FUZZ=new),
-many and new ones by `make fuzz`."""
+"""Generated input: a few fixed cases in every run of the tests, new ones in CI (JAXRET_FUZZ=new), and many new ones
+with `make fuzz`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Model folders of somebody else, with any JSON value at any key: each is read, or refused by a ValueError."""
+"""Model folders with any JSON value at any key: each is read, or refused by a ValueError."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def read(folder: Path, weights: bool) -> None:
-    """Read what `jaxret open` and a config with `encoder.checkpoint` read of a folder."""
+    """Read the files of a folder that `jaxret open` and a config with `encoder.checkpoint` read."""
     if weights:
         load_pretrained(folder)
     read_sentence_transformers_keys(folder)
@@ -51,7 +51,7 @@ def read(folder: Path, weights: bool) -> None:
 
 
 def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the keys of every value in a tree of JSON, the tree's own first."""
+    """Yield the keys of every value in a JSON tree, beginning with the root."""
     yield at
     children = tree.items() if isinstance(tree, dict) else enumerate(tree[:4]) if isinstance(tree, list) else ()
     for key, value in children:
@@ -59,7 +59,7 @@ def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
-    """Return a tree with another value at a place, or without it."""
+    """Return a tree with another value at a place, or without that place."""
     if not at:
         return None if value is DELETED else value
     copy = tree.copy()
@@ -91,7 +91,7 @@ def test_a_folder_with_another_value_is_read_or_refused(
 
 @hypothesis.given(data=st.data())
 def test_weights_with_another_header_are_read_or_refused(data: st.DataObject, folders: dict[str, Path]) -> None:
-    """Any JSON value at any key of the header of a safetensors file, which says where tensors are; or damaged bytes."""
+    """Any JSON value at any key of a safetensors header, which gives the places of tensors; or damaged bytes."""
     file = folders["bert"] / "model.safetensors"
     before = file.read_bytes()
     size = int.from_bytes(before[:8], "little")

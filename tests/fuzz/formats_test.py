@@ -1,5 +1,5 @@
-"""Files of every format that is written: records come back as they were, and a damaged copy gives records or an error
-that names the file, never anything else."""
+"""Files of every format that jaxret writes: they give the same records, and a damaged copy gives records or an error
+that names the file, but no other exception."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "rankings": lambda source: RankingSource.open(source).read(),
 }
 CASES = [(name, role) for name, writers in WRITERS.items() for role in writers]
-# Formats whose examples are ids alone: their texts are in other files.
+# Formats whose examples have only ids: their texts are in other files.
 OF_IDS = ("msmarco.named", "msmarco.negatives", "tevatron.named")
 
 characters = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\u2028\u2029\x85")
@@ -40,7 +40,7 @@ grades = st.integers(0, 3)
 
 @st.composite
 def records(draw: st.DrawFn, role: str) -> Any:
-    """Records of a role, with different ids; what `READERS` give back."""
+    """Draw records of a role with different ids, as `READERS` return them."""
     names = draw(st.lists(ids, min_size=1, max_size=5, unique=True))
     if role == "passages":
         return [Passage(name, draw(texts), draw(st.just("") | texts)) for name in names]
@@ -71,7 +71,7 @@ def records(draw: st.DrawFn, role: str) -> Any:
 
 
 def written(path: Path, name: str, role: str, values: Any) -> bool:
-    """Write records; return whether the format holds all of them. A format may refuse what it cannot hold."""
+    """Write records; return whether the format holds all their fields. A format may refuse records."""
     try:
         return not +WRITERS[name][role](path, values)
     except DataError:
@@ -80,7 +80,7 @@ def written(path: Path, name: str, role: str, values: Any) -> bool:
 
 
 def comparable(values: Any, role: str) -> Any:
-    """Records without what a format may leave out by itself: ids of queries that are rows, order of judgements."""
+    """Return records without what a format may change: ids of queries that are rows, the order of judgements."""
     if role == "judgements":
         return sorted((j.query_id, j.passage_id, j.relevance) for j in values)
     if role == "rankings":
@@ -109,7 +109,7 @@ def test_records_round_trip(
 
 @st.composite
 def damage(draw: st.DrawFn, content: bytes) -> bytes:
-    """The content with a few bytes flipped, cut, inserted or repeated."""
+    """Draw a content with a few bytes flipped, cut, inserted or repeated."""
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, len(content)))
         match draw(st.sampled_from(["flip", "cut", "insert", "repeat", "drop"])):
@@ -188,7 +188,7 @@ ANY_LINES = st.lists(st.sampled_from(PIECES), max_size=6).map("\t".join) | objec
 def test_any_text_in_any_format_is_read_or_is_an_error(
     name: str, role: str, lines: list[str], an_array: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Also in formats that are read and not written."""
+    """Also in formats that jaxret only reads."""
     path = tmp_path_factory.mktemp("any") / "file.txt"
     path.write_text(f"[{','.join(lines)}]" if an_array else "\n".join(lines))
     message = refusal(lambda: READERS[role](f"{name}:{path}"), DataError)

@@ -1,4 +1,4 @@
-"""Texts of flags and files of JSON with digests: each is read, or refused by the error that its reader documents."""
+"""Texts of flags, and JSON files with digests: each is read, or refused by the error that its reader documents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jaxret.search.search_options import parse_candidates
 from jaxret.storage.atomic import read_with_digest, with_digest, write_json
 from tests.fuzz.refusal import refusal
 
-# parser -> texts that it takes, whose pieces are mixed with any text
+# parser -> valid texts, of which pieces are mixed with any text
 PARSERS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
     "measure": (parse_measure, ["nDCG@10", "RR(rel=2)@10", "AP", "R@100"]),
     "candidates": (parse_candidates, ["mean:100", "muvera:1000"]),
@@ -48,7 +48,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
 
 @st.composite
 def mixed(draw: st.DrawFn, valid: list[str]) -> str:
-    """A valid text with pieces of others and any characters between."""
+    """Draw a valid text with pieces of others and any characters in it."""
     text = draw(st.sampled_from(valid))
     for _ in range(draw(st.integers(0, 3))):
         start, stop = sorted((draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))))
@@ -70,7 +70,7 @@ def test_a_text_is_parsed_or_refused(name: str, data: st.DataObject) -> None:
     assert refusal(lambda: parse(text), ValueError, FileNotFoundError) != ""
 
 
-LONG = "1" * 5_000  # digits; Python reads 4,300
+LONG = "1" * 5_000  # digits; Python parses at most 4,300
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ CONTRACT = {
 
 @hypothesis.given(content=st.data())
 def test_contracts_are_equal_or_the_key_is_named(content: st.DataObject) -> None:
-    """A value that is changed or added, of any type and at any depth, is refused with its key and value."""
+    """A changed or additional value, of any type and at any depth, is refused with its key and value."""
     changed: dict[str, Any] = json.loads(json.dumps(CONTRACT))
     require_same_contract(CONTRACT, changed, "the file", "the model", "Remedy.")
     key = content.draw(st.sampled_from(sorted(set(flatten(CONTRACT)) - {"version"})) | st.just("head.added"))
@@ -172,5 +172,5 @@ def test_contracts_are_equal_or_the_key_is_named(content: st.DataObject) -> None
 
 
 def require_equal(content: object, written: object) -> None:
-    """Fail if changed content was believed."""
+    """Fail if changed content was accepted."""
     assert content == written

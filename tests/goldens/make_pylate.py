@@ -1,9 +1,9 @@
-"""Writes tests/goldens/pylate.npz: vectors and scores of PyLate's own code for tiny directories.
+"""Write tests/goldens/pylate.npz: vectors and scores of PyLate for tiny directories.
 
     python -m tests.goldens.make_pylate folders FOLDER       in this project's environment
-    python tests/goldens/make_pylate.py vectors FOLDER       where PyLate is
+    python tests/goldens/make_pylate.py vectors FOLDER       where PyLate is installed
 
-The stored ones are of PyLate 1.6.0, sentence-transformers 5.3.0 and transformers 5.3.0 on torch 2.13.0. No test
+The stored values are from PyLate 1.6.0, sentence-transformers 5.3.0 and transformers 5.3.0 on torch 2.13.0. No test
 imports this.
 """
 
@@ -28,7 +28,7 @@ def vectors(root: Path) -> None:
     from pylate import models, scores
 
     texts = json.loads((root / "texts.json").read_text())
-    arrays = {"texts": np.array(texts)}  # those of another Python may be others
+    arrays = {"texts": np.array(texts)}  # the texts depend on the version of Python
     for folder in sorted(root.glob("*/")):
         model = models.ColBERT(str(folder), device="cpu")
         queries, passages = model.encode(texts, is_query=True), model.encode(texts, is_query=False)

@@ -1,9 +1,9 @@
-"""Writes tests/goldens/sentence_transformers.npz: vectors of sentence-transformers' own code for tiny directories.
+"""Write tests/goldens/sentence_transformers.npz: vectors of sentence-transformers for tiny directories.
 
     python -m tests.goldens.make_sentence_transformers folders FOLDER       in this project's environment
-    python tests/goldens/make_sentence_transformers.py vectors FOLDER       where sentence-transformers is
+    python tests/goldens/make_sentence_transformers.py vectors FOLDER       where sentence-transformers is installed
 
-The stored ones are of sentence-transformers 6.2.0 on torch 2.13.0. No test imports this.
+The stored values are from sentence-transformers 6.2.0 on torch 2.13.0. No test imports this.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def vectors(root: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     texts = json.loads((root / "texts.json").read_text())
-    arrays = {"texts": np.array(texts)}  # those of another Python may be others
+    arrays = {"texts": np.array(texts)}  # the texts depend on the version of Python
     for folder in sorted(root.glob("*/")):
         model = SentenceTransformer(str(folder), device="cpu")
-        cosine = model.similarity_fn_name == "cosine"  # scores are cosines: of vectors of length 1 they are products
-        # What encode_document would do if it did not take a "document" prompt for given that nobody gave.
+        # Its scores are cosines, which are products of vectors with length 1.
+        cosine = model.similarity_fn_name == "cosine"
+        # encode_document without its "document" prompt, which it assumes even if the directory has none.
         passage = next((model.prompts[n] for n in ("document", "passage", "corpus") if model.prompts.get(n)), "")
         arrays[f"{folder.name}/query"] = model.encode_query(texts, normalize_embeddings=cosine)
         arrays[f"{folder.name}/passage"] = model.encode(texts, prompt=passage, normalize_embeddings=cosine)

@@ -1,7 +1,7 @@
-"""Stands in for srun and for gcloud, on this machine: really starts the processes, with what JAX finds on a cluster.
+"""Replace srun and gcloud on this machine: start real processes, with the variables that JAX reads on a cluster.
 
-$HOSTS: how many hosts there are. $STEP_DRY_RUN: what $DRY_RUN is for them. A Cloud TPU's hosts ask a server of Google's
-who they are, which nothing here can be: they get Slurm's variables too.
+$HOSTS is the number of hosts, $STEP_DRY_RUN their value of $DRY_RUN. Hosts of a Cloud TPU ask a server of Google for
+their number, which does not exist here: they also get Slurm's variables.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 def start(command: list[str], count: int, folder: str = ".") -> int:
-    """Runs so many processes to their end; the highest status."""
+    """Run this many processes to their end; return the highest status."""
     several = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_LOCALID": "0"}
     several |= {"SLURM_NTASKS": str(count), "SLURM_STEP_NUM_NODES": str(count)}
     environment = os.environ | several | {"DRY_RUN": os.environ.get("STEP_DRY_RUN", "")}

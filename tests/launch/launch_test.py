@@ -1,4 +1,5 @@
-"""The files of launch/: their shell, their flags, and each of them run to the end with processes of this machine."""
+"""The files of launch/: their shell code, their flags, and each of them run to its end with processes on this
+machine."""
 
 from __future__ import annotations
 
@@ -57,15 +58,15 @@ def test_shellcheck() -> None:
 
 
 def manifests(step: str, file: str = "kubernetes.yaml") -> dict[str, Any]:
-    """The Kubernetes objects of a step, by kind."""
+    """Return the Kubernetes objects of a step, by kind."""
     text = (LAUNCH / file).read_text().replace("STEP", step)
     return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(text)}
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Runs:
-    """Runs a file of launch/ with srun and gcloud of tests/launch/cluster.py in the path; a home that has the
-    repository as jaxret/, as the hosts of a TPU have it."""
+    """Return a function that runs a file of launch/ with the srun and gcloud of tests/launch/cluster.py in the path,
+    and with a home that has the repository as jaxret/, like the hosts of a TPU."""
     for name in ("srun", "gcloud"):
         (tmp_path / name).write_text(
             f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent}/cluster.py {name} "$@"\n'
@@ -102,7 +103,7 @@ def runs(tmp_path: Path) -> Runs:
 
 
 def indexed_job(step: str, file: str) -> tuple[dict[str, Any], str]:
-    """The Job of a step, and the name by which process 0 is reached."""
+    """Return the Job of a step, and the host name of process 0."""
     objects = manifests(step, file)
     if file == "jobset.yaml":
         name = objects["JobSet"]["metadata"]["name"]
@@ -118,7 +119,7 @@ def indexed_job(step: str, file: str) -> tuple[dict[str, Any], str]:
 
 def by_kubernetes(file: str) -> Callable[..., list[subprocess.CompletedProcess[str]]]:
     def launch(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[str]]:
-        """Run the steps as the kubelets of the hosts would, one after the other."""
+        """Run the steps one after the other, as the kubelets of the hosts would."""
         done = []
         for step in STEPS:
             job, first = indexed_job(step, file)
@@ -136,7 +137,7 @@ def by_kubernetes(file: str) -> Callable[..., list[subprocess.CompletedProcess[s
 
 
 def by_skypilot(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[str]]:
-    """Run the steps as SkyPilot would on all of its machines, one after the other."""
+    """Run the steps one after the other, as SkyPilot would on all of its machines."""
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
     assert task["num_nodes"] == HOSTS
     assert (REPOSITORY / task["setup"].split()[0]).is_file()
@@ -149,7 +150,7 @@ def by_skypilot(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[
 
 
 def on_all_hosts(command: str) -> str:
-    """Return shell that starts a command once for each host, with $i its number, and fails if one does."""
+    """Return shell code that starts a command once per host, with $i as its number, and fails if one fails."""
     start = f"pods=(); for i in {' '.join(map(str, range(HOSTS)))}; do {command} & pods+=($!); done"
     end = 'status=0; for pod in "${pods[@]}"; do wait "$pod" || status=$?; done; exit $status'
     return f"{start}; {end}"
@@ -172,13 +173,13 @@ LAUNCHERS = {
     "jobset.yaml": by_kubernetes("jobset.yaml"),
     "skypilot.yaml": by_skypilot,
 }
-PLATFORMS = {"kubernetes.yaml": "gpu", "jobset.yaml": "tpu", "skypilot.yaml": "gpu"}  # elsewhere the fixture's
+PLATFORMS = {"kubernetes.yaml": "gpu", "jobset.yaml": "tpu", "skypilot.yaml": "gpu"}  # the others use the fixture's
 
 
 @pytest.mark.table
 @pytest.mark.parametrize("file", LAUNCHERS)
 def test_processes_and_flags_of_every_launcher(file: str, runs: Runs) -> None:
-    """Which processes are started, and that every flag and key they are given is one."""
+    """Check which processes are started, and that all flags and keys that they get exist."""
     done = LAUNCHERS[file](runs, **{"STEP_DRY_RUN" if file in ("slurm.sh", "tpu.sh") else "DRY_RUN": "1"})
     assert [(one.returncode, one.stderr) for one in done] == [(0, "")] * len(done)
     commands = [shlex.split(line) for one in done for line in one.stdout.splitlines()]
@@ -193,7 +194,7 @@ def test_processes_and_flags_of_every_launcher(file: str, runs: Runs) -> None:
 
 
 def require_flags(program: str, path: str, flags: list[str]) -> dict[str, str]:
-    """Check that a command is one of the scripts with flags that it has; return their values."""
+    """Check that a command is one of the scripts, with flags that it defines; return their values."""
     script = Path(path).name
     assert Path(path).resolve() == REPOSITORY / script
     assert program in (sys.executable, "python")
@@ -267,7 +268,8 @@ def test_missing_settings_of_a_step(
 
 
 def test_an_environment_of_any_name(runs: Runs, tmp_path: Path) -> None:
-    """The active one; else .venv; else a sentence. PYTHON is stronger than both."""
+    """The active environment is used, otherwise .venv; if there is none, the error is one sentence. PYTHON takes
+    precedence."""
     python = tmp_path / "mine" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\n")
@@ -296,7 +298,7 @@ def test_srun_takes_the_cores_of_sbatch(runs: Runs, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "expected"), [("3.10", "-m uv venv"), ("3.12", "-m venv .venv")])
 def test_an_old_python_is_not_taken(version: str, expected: str, tmp_path: Path) -> None:
-    """The image of TPU VMs has 3.10: programs that stand in for python say what they are asked for."""
+    """The image of TPU VMs has Python 3.10. Fake programs named python print their arguments."""
     shutil.copytree(LAUNCH, tmp_path / "launch")
     (tmp_path / "requirements-tpu.txt").touch()
     programs = tmp_path / "bin"
@@ -325,7 +327,7 @@ echo "$*"
 
 @pytest.mark.parametrize("name", ["slurm.sh", "tpu.sh"])
 def test_printed_commands_are_quoted(name: str, runs: Runs) -> None:
-    """Spaces stay inside an argument, and what can be set comes to the step."""
+    """An argument keeps its spaces, and the step gets all variables."""
     steps = ("train",) if name == "tpu.sh" else ()
     flag = "--config.tokens.query_prompt=a question: "
     done = runs(LAUNCH / name, *steps, flag, DRY_RUN="1", TIMEOUT="7")
@@ -339,7 +341,7 @@ def test_printed_commands_are_quoted(name: str, runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["node.sh", "step.sh"])
 def test_relative_paths_are_the_callers(name: str, runs: Runs, tmp_path: Path) -> None:
-    """Relative paths are the caller's, not relative to the repository, like in every other command."""
+    """Like in every other command, they are relative to the caller's folder, not to the repository."""
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\necho "$PWD $2"\n')
     program.chmod(0o755)
@@ -361,7 +363,7 @@ def test_hosts_of_a_tpu_share_a_folder(runs: Runs) -> None:
 
 
 def test_signals_reach_the_step(runs: Runs, tmp_path: Path) -> None:
-    """The step's process is the script's: a shell in between would end, or keep SIGTERM to itself."""
+    """The step's process replaces the script's: a shell in between would end, or not pass SIGTERM on."""
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho $$\n")
     program.chmod(0o755)
@@ -393,7 +395,7 @@ def test_the_image_copies_existing_files() -> None:
 @dataclass(frozen=True)
 class Job:
     settings: dict[str, str]  # CONFIG and DATA
-    alone: Path  # the workdir of the same job, run by this process
+    alone: Path  # the run folder of the same job in this process
 
 
 @pytest.fixture(scope="module")
@@ -414,7 +416,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("file", LAUNCHERS)
 def test_every_launcher_trains_encodes_and_searches(file: str, job: Job, runs: Runs, tmp_path: Path) -> None:
-    """With two processes for the hosts; what comes out is what this process made."""
+    """Two processes replace the hosts; the results equal those of this process."""
     workdir = tmp_path / "run"
     done = LAUNCHERS[file](runs, **job.settings, WORKDIR=str(workdir), PLATFORM="cpu", PYTHON=sys.executable)
     assert [one.returncode for one in done] == [0] * len(done), [one.stderr for one in done]

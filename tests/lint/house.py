@@ -3,15 +3,14 @@
 Rules, each with what it prints:
 
   duplicate   a public function, class or constant of the package has a name that another module uses too
-  name        a variable, parameter, field or function has a participle as its name (BANNED), or a
-              variable, parameter or field of the package by any other one that is not in TERMS or FIELDS, or by a word
-              that is no noun (VAGUE)
+  name        a variable, parameter, field or function is called by a participle in BANNED; or a variable, parameter or
+              field of the package by another participle that is not in TERMS or FIELDS, or by a word in VAGUE, which
+              is no noun
   spelling    a name has a word in a spelling of SPELLINGS
-  docstring   a docstring begins with What, As or The same; that of a function of the package does not begin with a
-              verb of VERBS (those of properties may be noun phrases), lacks `Args:` where the function is public and
-              has four parameters, has an entry of `Args:`, `Attributes:` or `Raises:` that is not indented by four or
-              whose text begins with a capital letter or a preposition, or does not say "Raises X" of an error X that
-              the function raises if it is public
+  docstring   a docstring begins with What, As or The same. In the package: a function's docstring does not begin with a
+              verb of VERBS (properties may begin with a noun); a public function of four or more parameters has no
+              `Args:`; an entry of `Args:`, `Attributes:` or `Raises:` is not indented by four, or its text begins with
+              a capital letter or a preposition; or a public function raises an error X without saying "Raises X"
   backticks   a docstring or comment of the package has a name in backticks that its module does not use and the package
               does not define
   short       a variable, parameter, field or attribute of the package has at most two letters, outside of
@@ -19,7 +18,7 @@ Rules, each with what it prints:
   parameters  a function has more than seven parameters
   message     a test matches more than five words of an error's sentence (`match=`), apart from keys, names and numbers
 
-Exit status 1 with anything printed.
+The exit status is 1 if a violation is printed.
 """
 
 from __future__ import annotations

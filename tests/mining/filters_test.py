@@ -1,4 +1,4 @@
-"""Which passages may become negatives: each filter by hand, and what choosing makes of several pools."""
+"""Which passages may become negatives: each filter by hand, and the choice from several pools."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def names(case: RetrievedPassages = CASE, **settings: Any) -> list[str]:
         ({"answers": False}, ["right", "near", "far"]),
         ({}, ["near", "far"]),
         ({"margin": 0.0}, ["near", "far"]),
-        ({"margin": 0.05, "answers": False}, ["near", "far"]),  # 0.85 is the limit
-        ({"margin": 0.07, "answers": False}, ["far"]),  # 0.83
-        ({"share": 0.95, "answers": False}, ["near", "far"]),  # 0.855
-        ({"share": 0.93, "answers": False}, ["far"]),  # 0.837
+        ({"margin": 0.05, "answers": False}, ["near", "far"]),  # the limit is 0.85
+        ({"margin": 0.07, "answers": False}, ["far"]),  # the limit is 0.83
+        ({"share": 0.95, "answers": False}, ["near", "far"]),  # the limit is 0.855
+        ({"share": 0.93, "answers": False}, ["far"]),  # the limit is 0.837
         ({"max_score": 0.7}, ["far"]),
-        ({"max_score": 0.2}, []),  # at it is out
+        ({"max_score": 0.2}, []),  # a score at the limit is left out
         ({"min_score": 0.5}, ["near"]),
-        ({"min_score": 0.84}, ["near"]),  # at it is in
+        ({"min_score": 0.84}, ["near"]),  # a score at the limit is kept
     ],
 )
 def test_candidates_remaining_after_each_filter(settings: dict[str, Any], left: list[str]) -> None:
@@ -60,7 +60,7 @@ def test_candidates_remaining_after_each_filter(settings: dict[str, Any], left: 
 def test_answers_may_be_regular_expressions() -> None:
     query = replace(QUERY, answers=(r"\bl\w+s on the seine",))
     case = replace(CASE, query=query)
-    assert "right" in names(case), "as a string it is nowhere"
+    assert "right" in names(case), "the pattern does not occur as a string"
     kept, counts = filter_passages(
         case, MiningSettings(match="regex"), NegativeSelector(MiningSettings(match="regex"))._matcher
     )
@@ -73,7 +73,8 @@ def test_answers_may_be_regular_expressions() -> None:
 
 
 def test_a_share_of_a_negative_score_is_below_it() -> None:
-    case = replace(CASE, scores=SCORES - 1.5, positive=-0.6)  # limit -0.63, where 0.95 x -0.6 = -0.57 would be above
+    # The limit is -0.63; 0.95 x -0.6 = -0.57 would be above the positive.
+    case = replace(CASE, scores=SCORES - 1.5, positive=-0.6)
     assert names(case, share=0.95, answers=False) == ["near", "far"]
 
 
@@ -81,7 +82,7 @@ def test_a_share_of_a_negative_score_is_below_it() -> None:
 def test_an_unscored_positive_leaves_no_candidate(unknown: float) -> None:
     case = replace(CASE, positive=unknown)
     assert names(case, margin=0.1) == names(case, share=0.5) == []
-    assert names(case) == ["near", "far"], "where no score is compared, none is needed"
+    assert names(case) == ["near", "far"], "a filter without a score needs none"
     scores = SCORES.copy()
     scores[5] = math.nan
     assert names(replace(CASE, scores=scores), margin=0.05) == ["near"]
@@ -139,7 +140,7 @@ def test_two_pools_are_one_record_without_scores() -> None:
 def test_a_window_of_ranks() -> None:
     example = NegativeSelector(MiningSettings(depth=5, skip=4, answers=False)).make_example(ASKED, [FOUND], TEXTS)
     assert example is not None
-    assert [p.id for p in example.negatives] == ["near"], "rank 5, before any filter"
+    assert [p.id for p in example.negatives] == ["near"], "the depth counts ranks before any filter"
 
 
 def test_a_sample_depends_on_seed_and_query_alone() -> None:
@@ -148,19 +149,19 @@ def test_a_sample_depends_on_seed_and_query_alone() -> None:
 
     def drawn(seed: int, query: str = "q", pools: int = 1) -> list[str]:
         chooser = NegativeSelector(MiningSettings(keep=5, seed=seed))
-        chooser.make_example(ASKED, [FOUND], TEXTS)  # what came before changes nothing
+        chooser.make_example(ASKED, [FOUND], TEXTS)  # earlier calls have no effect
         example = chooser.make_example(TrainingQuery(Query(query, "a"), (GOLD,)), [result] * pools, many)
         assert example is not None
         return [p.id for p in example.negatives]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert drawn(1) != drawn(1, "another")
-    assert drawn(1) == drawn(1, pools=2)[:5] != drawn(1, pools=2), "another pool draws other ranks"
+    assert drawn(1) == drawn(1, pools=2)[:5] != drawn(1, pools=2), "with two pools, other ranks are drawn"
     assert drawn(1) == sorted(drawn(1), key=lambda key: int(key[1:])), "in rank order"
 
 
 def test_a_teacher_scores_a_record_of_another_file_only_for_the_same_text() -> None:
-    """Ids may be row numbers."""
+    """Equal ids may belong to other queries, if they are row numbers."""
     selector, teacher = NegativeSelector(MiningSettings()), SimpleNamespace(ranking=lambda query: [("gold", 2.0)])
     vars(selector).update(teacher=teacher)
     record = Example(QUERY, (GOLD,), (PASSAGES[4],))
@@ -169,7 +170,7 @@ def test_a_teacher_scores_a_record_of_another_file_only_for_the_same_text() -> N
 
 
 def test_a_positive_without_id_is_matched_by_text() -> None:
-    training_query = TrainingQuery(QUERY, (Passage("a1b2", GOLD.text),))  # of a file without ids
+    training_query = TrainingQuery(QUERY, (Passage("a1b2", GOLD.text),))  # from a file without ids
     example = NegativeSelector(MiningSettings(margin=0.05, keep=9)).make_example(
         training_query, [PoolResult(RANKING, {})], TEXTS
     )
@@ -184,9 +185,9 @@ def test_positives_from_retrieval_are_those_with_an_answer_in_rank_order() -> No
     assert example is not None
     assert [p.id for p in example.positives] == ["gold", "copy", "right"]
     assert example.positive_scores == (0.9, 0.9, 0.87)
-    assert [p.id for p in example.negatives] == ["near", "far"], "the echo of the question is none either"
+    assert [p.id for p in example.negatives] == ["near", "far"], "a passage that repeats the question is left out, too"
     nobody = TrainingQuery(Query("q", "where do dogs live?", ("kennel",)), (GOLD,))
-    assert chooser.make_example(nobody, [FOUND], TEXTS) is None, "whatever is judged"
+    assert chooser.make_example(nobody, [FOUND], TEXTS) is None, "every candidate is judged relevant"
     assert chooser.tally.queries["found no passage with an answer, and are left out"] == 1
     assert chooser.tally.passages == chooser.tally.eligible + sum(chooser.tally.left_out.values()), (
         "every candidate is counted"

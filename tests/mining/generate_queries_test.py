@@ -1,4 +1,4 @@
-"""`jaxret generate`: queries of a T5 for a corpus, in parts that survive kill -9, and the files made of them."""
+"""`jaxret generate`: queries of a T5 for a corpus, in parts that survive kill -9, and the files made from them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def test_jobs_share_the_parts_of_a_folder_in_a_bucket(model: Path, corpus: Path,
         assert all("of 22 passages" in output for output in map(finish, jobs))
         names = [name for _, name in server.requests]
         assert {f"generated/leases/part-{number}.json" for number in range(6)} <= set(names)
-        assert not any("/leases/" in name or "/groups/" in name for _, name in server.objects), "all is in files.json"
+        assert not any("/leases/" in name or "/groups/" in name for _, name in server.objects), (
+            "all files are in files.json"
+        )
         finish(start("-m", clients, "jaxret", "copy", out, str(tmp_path / "copy")))
     assert contents(tmp_path / "copy") == contents(tmp_path / "disk")
 
@@ -200,7 +202,7 @@ def test_a_long_passage_is_cut_and_the_prompt_is_not(model: Path) -> None:
     assert long_title == ([*ids["music"], *ids["light"] * 7, *ids["river"], 1], True)
     spelled = PromptTokenizer(backend, "{title} river {text}", 10, end_id=1)(Passage("a", "stone", "{text}"))
     assert spelled[0][-2:] == [*ids["stone"], 1]
-    assert spelled[0].count(ids["stone"][0]) == 1, "a title that spells a field stays as it is"
+    assert spelled[0].count(ids["stone"][0]) == 1, "a title that looks like a field is not changed"
 
 
 @pytest.mark.slow
@@ -245,4 +247,4 @@ def test_a_mistake_is_one_sentence(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
-    assert not (tmp_path / "out" / "generation.json").exists(), "other settings are not refused afterwards"
+    assert not (tmp_path / "out" / "generation.json").exists(), "it must not refuse other settings later"

@@ -1,4 +1,4 @@
-"""Pseudo-queries made of a passage's own rarest words."""
+"""Pseudo-queries from a passage's rarest words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.pipeline import run_script
 PASSAGES = [
     Passage("a", "the quick fox and the river", "Foxes"),
     Passage("b", "a river and a river bank with an otter"),
-    Passage("c", "the and of"),  # nothing but stop words
+    Passage("c", "the and of"),  # only stop words
     Passage("d", "the river otter sleeps, the otter sleeps"),
 ]
 
@@ -29,7 +29,7 @@ def test_the_rarest_and_most_repeated_words_come_first(corpus: Path, tmp_path: P
     assert write_keywords(Corpus.open(corpus), tmp_path / "pseudo.jsonl", count=2) == (3, 4)
     words_of = {query.id: query.text.split() for query in QuerySource.open(tmp_path / "pseudo.jsonl").read()}
     assert set(words_of) == {"a", "b", "d"}
-    assert "river" not in words_of["a"], "in every passage that has words"
+    assert "river" not in words_of["a"], "the word is in every passage that has words"
     assert words_of["d"] == ["sleeps", "otter"]
     assert all(len(words) == 2 for words in words_of.values())
 

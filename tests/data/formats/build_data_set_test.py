@@ -1,4 +1,4 @@
-"""`data build` makes a set of TFDS of any source, which gives back what the source gave, in place."""
+"""`data build` writes a TFDS data set from any source; reading it gives the records of the source."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def build(source: PathLike, *arguments: Any, **options: Any) -> Conversion:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """BEIR with judgements of dev and test, and training records with scores, most of whose texts are not in it."""
+    """A BEIR folder with judgements of dev and test, and training records with scores; most of their texts are not in
+    the corpus."""
     write_beir(tmp_path / "given", PASSAGES, QUERIES, JUDGED)
     (tmp_path / "given" / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in RECORDS))
     return tmp_path / "given"
@@ -91,7 +92,7 @@ def test_a_built_set_has_the_records_of_its_source(folder: Path, built: Path) ->
     assert open_role(DataSource.open(built), "passages").describe() == "BEIR corpus, table passages/full of made 1.0.0"
     assert (
         JudgementSource.open(f"tfds:{built}/test", "dev").read() == JUDGED["test"]
-    )  # the name is nearer than the config
+    )  # a split in the name takes precedence over the config
 
 
 def test_built_records_are_counted(folder: Path) -> None:
@@ -161,7 +162,7 @@ def test_versions(folder: Path, built: Path) -> None:
 def test_an_unfinished_version_is_ignored(folder: Path, built: Path) -> None:
     write_beir(folder, PASSAGES[:3], QUERIES, {"test": JUDGED["test"][:1]})
     build(folder, built, "1.1.0")
-    (built / "passages" / "1.1.0").rename(folder / "away")  # they come last
+    (built / "passages" / "1.1.0").rename(folder / "away")  # the passages come last
     assert list(Corpus.open(built).read()) == PASSAGES
     assert JudgementSource.open(built, "test").read() == JUDGED["test"]
 
@@ -274,7 +275,7 @@ def test_reading_imports_no_tensorflow_and_prints_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("place", range(1, 5))
 def test_a_killed_build_starts_again(place: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another build works, also of a source that has no training records: no table of the killed build stays."""
+    """Another build succeeds, even from a source without training records: no table of the killed build is left."""
     replace, calls = os.replace, []
 
     def killed(one: Any, other: Any) -> None:
@@ -318,7 +319,7 @@ def test_a_refused_build_removes_the_lock_of_a_killed_one(
 
 
 def test_a_second_build_of_one_folder_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is refused before its work, and the first ends as if alone."""
+    """The second build is refused before it does any work, and the first one finishes normally."""
     write, refused = build_module.tfds.write_tfds_table, []
 
     def then(*args: Any) -> None:

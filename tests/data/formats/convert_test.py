@@ -1,4 +1,5 @@
-"""One format -> another -> back gives the same records, where the other can hold them; what it cannot is counted."""
+"""Conversion to another format and back gives the same records, except fields that the other format lacks, which are
+counted."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def passage(text: str, title: str = "") -> Passage:
 
 
 def examples(scores: bool = False, titles: bool = False, ids: bool = True, answers: bool = False) -> list[Example]:
-    """Five, with two or three positives and two negatives each."""
+    """Five examples, with two or three positives and two negatives each."""
     result = []
     for i, text in enumerate(NASTY):
         texts = [passage(f"{text} {i} {j}", "a title" * titles) for j in range(4 + i % 2)]
@@ -65,7 +66,7 @@ def written(path: Path, name: str, originals: list[Example]) -> Counter[str]:
     return +WRITERS[name]["examples"](path, originals)
 
 
-# format of training files -> what it holds of examples
+# Format of training files -> the fields of examples that it has.
 HOLDS: dict[str, dict[str, bool]] = {
     "dpr.examples": {"titles": True, "answers": True},
     "tevatron.examples": {"titles": True, "answers": True, "scores": True},
@@ -82,9 +83,10 @@ def test_training_files_round_trip(name: str, other: str, tmp_path: Path) -> Non
     both = {key: all(HOLDS[one].get(key, key == "ids") for one in (name, other)) for key in ("titles", "scores", "ids")}
     both["answers"] = HOLDS[name].get("answers", False) and HOLDS[other].get("answers", False)
     originals = examples(**both)
-    if "dpr.examples" in (name, other):  # whose queries have no ids
+    if "dpr.examples" in (name, other):  # DPR's queries have no ids
         originals = [replace(e, query=replace(e.query, id=str(i))) for i, e in enumerate(originals)]
-    if {name, other} & {"st.tuples", "msmarco.triples"}:  # a row for each positive with each negative: ids are of rows
+    # One row for each positive with each negative: ids belong to rows.
+    if {name, other} & {"st.tuples", "msmarco.triples"}:
         originals = [replace(e, query=replace(e.query, id="")) for e in originals]
         write = [replace(e, query=replace(e.query, id=str(i))) for i, e in enumerate(originals)]
     else:
@@ -133,7 +135,7 @@ def test_lost_values_are_counted(name: str, lost: dict[str, int], tmp_path: Path
 
 
 def test_scores_that_triplets_cannot_hold_are_counted(tmp_path: Path) -> None:
-    """A triplet has the scores of both its passages or none."""
+    """A triplet has scores for both passages or for neither."""
     first, second = examples(scores=True)[:2]
     nobody = (math.nan,) * len(second.negatives)
     originals = [first, replace(second, negative_scores=nobody)]
@@ -143,7 +145,7 @@ def test_scores_that_triplets_cannot_hold_are_counted(tmp_path: Path) -> None:
     late = replace(first, negative_scores=(math.nan, *first.negative_scores[1:]))
     assert written(tmp_path / "a", "st.tuples", [late])["scores in records without one on the other side"] == 0
     (example,) = TrainingSource.open(tmp_path / "a").read(targets=False)
-    assert example.score_count == late.score_count, "also where a passage comes in a row without scores first"
+    assert example.score_count == late.score_count, "also if the first row of a passage has no scores"
     alone = [replace(e, negatives=(), negative_scores=()) for e in originals]
     lost = written(tmp_path / "b", "st.tuples", alone)
     assert lost["scores in records without one on the other side"] == sum(len(e.positives) for e in originals)
@@ -162,7 +164,7 @@ def test_texts_with_tabs_are_refused_in_tables(tmp_path: Path) -> None:
 
 
 ONE = Example(Query("0", "question"), (passage("good"),), (passage("bad"),))
-FIELDS: dict[str, dict[str, Any]] = {  # role -> field -> a record that has it
+FIELDS: dict[str, dict[str, Any]] = {  # role -> field -> a record with this field
     "passages": {
         "id": Passage("p7", "good"),
         "title": passage("good", "a title"),
@@ -191,7 +193,7 @@ FIELDS["examples"] = {
 def test_each_field_is_held_or_counted(name: str, role: str, field: str, tmp_path: Path) -> None:
     record = FIELDS[role][field]
     texts = [*record.positives, *record.negatives] if role == "examples" else []
-    write_beir(tmp_path, texts, [replace(record.query, instruction="")] if texts else [], {})  # for records by ids
+    write_beir(tmp_path, texts, [replace(record.query, instruction="")] if texts else [], {})  # for formats of ids
     losses = WRITERS[name][role](tmp_path / "written", [record])
     source = f"{name}:{tmp_path / 'written'}"
     readers: dict[str, Any] = {"passages": Corpus, "queries": QuerySource, "examples": TrainingSource}
@@ -201,7 +203,7 @@ def test_each_field_is_held_or_counted(name: str, role: str, field: str, tmp_pat
 
 @pytest.mark.parametrize("name", [*FOLDERS, *(name for name, roles in WRITERS.items() if "examples" in roles)])
 def test_targets_stay_or_are_counted(name: str, tmp_path: Path) -> None:
-    """A record of DPR has its first positive as target, however many there are."""
+    """A DPR record has its first positive as its target, however many it has."""
     one, folder = replace(ONE, positives=(*ONE.positives, passage("better"))), tmp_path / "folder"
     write_beir(folder, [*one.positives, *one.negatives], [one.query], {})
     WRITERS["dpr.examples"]["examples"](folder / "train.json", [one])
@@ -225,7 +227,7 @@ def test_a_tevatron_folder_holds_answers_and_instructions(tmp_path: Path) -> Non
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """BEIR, with three splits, titles, a query with two relevant passages, and one that is judged not relevant."""
+    """A BEIR folder with three splits, titles, a query with two relevant passages, and a judgement of 0."""
     passages = [Passage(f"p{i}", f"{NASTY[i % 5]} {i}", "title" * (i % 2)) for i in range(12)]
     queries = [Query(f"q{i}", f"{NASTY[i]} asked") for i in range(5)]
     judged = {
@@ -282,7 +284,7 @@ def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
         (
             "dpr",
             {
-                "queries' ids": 6,  # one of the five is in two splits
+                "queries' ids": 6,  # one of the five queries is in two splits
                 "queries without judgements": 1,
                 "grades above 1": 1,
                 "judgements of what is in no training record": 1,
@@ -338,7 +340,7 @@ def test_a_parquet_file_whose_passages_have_scores_late(tmp_path: Path) -> None:
             for number, one in enumerate(originals)
         ]
         (tmp_path / "given.jsonl").write_text("\n".join(rows) + "\n")
-        if count == 1024:  # the columns are decided
+        if count == 1024:  # at this row, the columns are fixed
             with pytest.raises(DataError, match="'score'"):
                 convert(tmp_path / "given.jsonl", tmp_path / "late.parquet", "tevatron.examples")
             assert not (tmp_path / "late.parquet").exists()
@@ -445,7 +447,7 @@ def test_a_source_without_records_is_an_error(tmp_path: Path) -> None:
 
 
 def test_formats_that_can_be_written() -> None:
-    """Those of six families; the others of these are results of a search with texts in them, or scores of pairs."""
+    """The formats of six families. Other formats of these are search results with texts, or scores of pairs."""
     families = {"beir", "tevatron", "dpr", "msmarco", "st", "flag", "trec"}
     formats = {one.name for one in FORMATS if one.name.partition(".")[0] in families}
     assert formats - {"dpr.results", "msmarco.candidates", "st.scored"} == WRITERS.keys()
@@ -456,8 +458,9 @@ def test_formats_that_can_be_written() -> None:
 def test_a_folder_is_complete_or_absent(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after any file, nothing is there, and the same command works; a folder with a set is not written over."""
-    rename, left = os.replace, [0]  # renames until it is killed
+    """If it is killed after any file, the folder does not exist, and the same command works; an existing data set is
+    not overwritten."""
+    rename, left = os.replace, [0]  # the number of renames before it is killed
 
     def killed(one: Any, other: Any) -> None:
         left[0] -= 1
@@ -472,7 +475,7 @@ def test_a_folder_is_complete_or_absent(
         with contextlib.suppress(KeyboardInterrupt):
             convert(folder, tmp_path / "out", name)
         kills += 1
-    assert kills > 3, "there were several files"
+    assert kills > 3, "the data set has several files"
     assert list(Corpus.open(tmp_path / "out").read())
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     with pytest.raises(FileExistsError, match=f"{tmp_path}/out exists already"):

@@ -1,4 +1,4 @@
-"""A source is opened where its path is given, and its format is detected once, however many functions it passes."""
+"""Each source is opened once, at the function that takes its path, and its format is detected once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from tests.pipeline import (
 )
 
 INTERFACES = ("cli", "api")
-# Files below the interfaces that open a corpus, and why no caller can.
+# Files below the interfaces that open a corpus, and the reason why their callers cannot open it.
 DOORS = {
     "experiments/rerank_request.py": "the corpus is looked for after the request is checked",
     "experiments/recipes/check_recipe.py": "the corpus of a request",
@@ -90,7 +90,7 @@ SOURCES = (
     "EvaluationSource",
     "JudgedSource",
 )
-# The same of queries, judgements, training data, rankings, and sources of any role.
+# The same for queries, judgements, training data, rankings, and sources of any role.
 SOURCE_DOORS = {
     "data/formats/corpus.py": "a corpus that nobody opened",
     "data/formats/data_source.py": "the folder of the texts of a file of ids",
@@ -124,12 +124,12 @@ SOURCE_DOORS = {
 def test_only_doors_open_a_source() -> None:
     opening = {f"{name}.open" for name in SOURCES}
     files = _files_that_call(opening)
-    assert files - SOURCE_DOORS.keys() == set(), "take an open source in place of a path"
-    assert SOURCE_DOORS.keys() - files == set(), "opens none any more: delete its line"
+    assert files - SOURCE_DOORS.keys() == set(), "take an open source instead of a path"
+    assert SOURCE_DOORS.keys() - files == set(), "it opens no source any more: delete its line"
 
 
 def _files_that_call(names: set[str]) -> set[str]:
-    """Return the files below the interfaces that call one of some functions."""
+    """Return the files below the interfaces that call one of these functions."""
     package, files = REPOSITORY / "jaxret", set()
     for path in package.rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -142,15 +142,15 @@ def _files_that_call(names: set[str]) -> set[str]:
 def test_only_doors_open_a_corpus() -> None:
     """Every other function takes a `Corpus`."""
     files = _files_that_call({"Corpus.open"})
-    assert files - DOORS.keys() == set(), "take a Corpus in place of a path"
-    assert DOORS.keys() - files == set(), "opens none any more: delete its line"
+    assert files - DOORS.keys() == set(), "take a Corpus instead of a path"
+    assert DOORS.keys() - files == set(), "it opens no corpus any more: delete its line"
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     write_data(folder / "data")
-    shutil.copyfile(folder / "data" / "corpus.jsonl", folder / "passages.jsonl")  # a name that no data set has
+    shutil.copyfile(folder / "data" / "corpus.jsonl", folder / "passages.jsonl")  # this name is not in any format
     return folder
 
 
@@ -161,7 +161,7 @@ def run(root: Path) -> Run:
 
 @pytest.fixture
 def openings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Name of a file -> how often its format was detected."""
+    """Map file names to the number of times that their format was detected."""
     counts: Counter[str] = Counter()
     read_sample = data_source.read_sample
 
@@ -203,7 +203,7 @@ def test_the_format_is_detected_once(
 
 
 def test_a_search_detects_the_format_once(root: Path, run: Run, openings: Counter[str]) -> None:
-    """When it reads the first text."""
+    """It is detected when the first text is read."""
     encode_corpus(run, Corpus.open(root / "passages.jsonl"), "whole", progress=False)
     openings.clear()
     evaluation, data = EvaluationOptions(k=5, latency=0, dpr_results=True), str(root / "data")
@@ -213,7 +213,7 @@ def test_a_search_detects_the_format_once(root: Path, run: Run, openings: Counte
 
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Name of a file -> how often its beginning was read to detect its format."""
+    """Map file names to the number of times that their beginning was read to detect the format."""
     counts: Counter[str] = Counter()
     begin = file_sample._read_beginning
 
@@ -227,7 +227,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Source of queries -> how often it was parsed."""
+    """Map sources of queries to the number of times that they were parsed."""
     counts: Counter[str] = Counter()
     read = QuerySource.read
 
@@ -241,7 +241,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def rankings(root: Path, tmp_path: Path) -> str:
-    """The path of a run file with a passage for each judged query."""
+    """Write a run file with a passage for each judged query, and return its path."""
     judged = JudgementSource.open(root / "data", "test").read()
     write_run(tmp_path / "one.trec", {one.query_id: [(one.passage_id, 1.0)] for one in judged}, "one")
     return str(tmp_path / "one.trec")
@@ -274,7 +274,7 @@ def test_an_evaluation_detects_queries_and_judgements_once(
     samples: Counter[str],
     passes: Counter[str],
 ) -> None:
-    """And parses each once."""
+    """Queries and judgements are also parsed once."""
     openings.clear()
     samples.clear()
     passes.clear()
@@ -300,7 +300,7 @@ def test_a_repeated_fusion_detects_its_runs_and_judgements_once(
     second, *tuned = [shutil.copyfile(rankings, tmp_path / name) for name in names]
     judgements = shutil.copyfile(root / "data" / "qrels" / "test.tsv", tmp_path / "tuning.tsv")
     runs, tuning, data = (rankings, str(second)), tuple(map(str, tuned)), str(root / "data")
-    for _ in range(2):  # the second output replaces the first
+    for _ in range(2):  # the second call overwrites the output
         openings.clear()
         samples.clear()
         out = str(tmp_path / "fused.trec")
@@ -350,7 +350,7 @@ def test_training_detects_the_run_of_a_teacher_once(
 def test_mining_detects_its_training_files_once(
     root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
 ) -> None:
-    """The file with the queries, and one whose records follow."""
+    """The file with the queries, and another file that is concatenated."""
     examples = TrainingSource.open(root / "data", "train").read(targets=False)
     write_dpr_examples(tmp_path / "train.json", examples)
     write_tevatron_examples(tmp_path / "follow.jsonl", examples[:3])
@@ -392,7 +392,7 @@ def test_chunks_of_training_records_detect_the_file_once(
 
 def convert_to(name: str) -> Callable[[DataSource, Path], object]:
     def convert(source: DataSource, out: Path) -> None:
-        out.touch() if "." in name else None  # what is replaced is compared with the files of the source
+        out.touch() if "." in name else None  # an existing output is compared with the files of the source
         convert_data(source, out, name)
 
     return convert
@@ -415,7 +415,7 @@ WORK: dict[str, Callable[[DataSource, Path], object]] = {
 def test_a_source_of_any_roles_detects_each_file_once(
     work: str, kind: str, root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
 ) -> None:
-    """A folder, a file of training records, and one of records by ids, whose texts are in the folder."""
+    """A folder, a file of training records, and a file of records by ids, whose texts are in the folder."""
     if work == "build":
         pytest.importorskip("tensorflow_datasets")
     path = folder = Path(shutil.copytree(root / "data", tmp_path / "data"))
@@ -462,7 +462,7 @@ def test_encoding_and_a_query_read_the_start_of_the_file_once_each(
         monkeypatch.setattr(module, name, counted)
 
     count(data_source, "read_sample")
-    count(file_sample, "_read_beginning")  # opens the file
+    count(file_sample, "_read_beginning")  # it opens the file
     folder = encode_corpus(run, Corpus.open(path), "few", progress=False).folder
     assert calls == {"read_sample": 1, "_read_beginning": 1}
     calls.clear()
@@ -478,7 +478,7 @@ def test_an_open_corpus(root: Path) -> None:
 
 
 def test_a_forced_format_is_part_of_the_digest(tmp_path: Path) -> None:
-    """The bytes are the same, and the passages are others: titles and texts change places."""
+    """The bytes are the same, but the passages differ: titles and texts are exchanged."""
     path = tmp_path / "e.tsv"
     path.write_text("1\triver\ttown house\n2\twater\tsea and land\n")
     detected, forced, same = (Corpus.open(f"{name}{path}") for name in ("", "dpr.passages:", "rocketqa.passages:"))

@@ -1,4 +1,4 @@
-"""Formats are detected by content: real samples, and files made for one format each."""
+"""Formats are detected by content: real samples, and files that were written for one format each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def records(*values: dict[str, Any]) -> str:
 
 RANKS = [f"q1 | p{rank} | {rank}" for rank in range(1, 7)]
 CONTEXT = {"title": "t", "text": "x y", "passage_id": "7"}
-# name of a format, what a file of it holds, what it says of itself when the first of its roles is read
+# The name of a format, the content of a file in it, and its description when the first of its roles is read.
 SAMPLES: list[tuple[str, str, str]] = [
     ("dpr.examples", json.dumps([{"question": "a", "positive_ctxs": [CONTEXT]}]), "queries"),
     ("dpr.examples", records({"question": "a", "answers": [], "positive_ctxs": [CONTEXT]}), "examples"),
@@ -129,7 +129,7 @@ def test_detection_ignores_the_file_name(name: str, text: str, role: str, tmp_pa
     for path, data in {
         "a": text.encode(),
         "b.jsonl": b"\xef\xbb\xbf" + text.encode(),  # a byte order mark
-        "c.tsv": gzip.compress(text.replace("\n", "\r\n").encode()),  # no .gz, and line ends of Windows
+        "c.tsv": gzip.compress(text.replace("\n", "\r\n").encode()),  # without .gz, and with Windows line ends
     }.items():
         (tmp_path / path).write_bytes(data)
         assert detect(tmp_path / path).format.name == name
@@ -142,13 +142,13 @@ def test_detection_ignores_the_file_name(name: str, text: str, role: str, tmp_pa
             "tevatron.examples",
             "tevatron.first",
             "irds.pairs",
-        ):  # whose texts lack
+        ):  # their texts are missing
             assert len(read(tmp_path / path, role)) >= 1
             assert read(f"{name}:{tmp_path / path}", role) == read(tmp_path / path, role)
 
 
 def test_every_format_is_tested_and_names_are_unique() -> None:
-    in_files = {one.name for one in FORMATS if not one.name.startswith("built.")}  # those are not files
+    in_files = {one.name for one in FORMATS if not one.name.startswith("built.")}  # built sets are not files
     assert {name for name, _, _ in SAMPLES} == in_files
     assert {one.name for one in FORMATS} == set(FORMATS_BY_NAME)
     assert len(FORMATS) == len(FORMATS_BY_NAME)
@@ -171,8 +171,8 @@ KEYS_ONCE = (
 
 @pytest.mark.parametrize("name", KEYS_ONCE)
 def test_each_key_of_a_format_is_written_once(name: str) -> None:
-    """Reader, recognizer, description and writer take a key from one declaration, in the module of the format. The
-    keys of every query are left out: `texts.py` reads them."""
+    """Reader, recognizer, description and writer share one declaration of each key, in the format's module. Keys of all
+    queries are excluded: `texts.py` reads them."""
     folder = Path(beir.__file__).parent
     module = next(path for path in folder.glob("*.py") if has_format(path.stem, name))
     counts = Counter(
@@ -211,7 +211,7 @@ def test_two_columns_of_ids_are_no_texts_without_the_name_of_the_format(pairs: t
         list(Corpus.open(path).read())
     assert [passage.text for passage in Corpus.open(f"msmarco.texts:{path}").read()][-1] == pairs[-1].split()[-1]
     path.write_text(table("1 | Rome", "2 | Apollo 11", "3 | NGC-224"))
-    assert len(list(Corpus.open(path).read())) == 3, "a few names with digits are names"
+    assert len(list(Corpus.open(path).read())) == 3, "a few numeric names are still names"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_two_columns_of_ids_are_no_texts_without_the_name_of_the_format(pairs: t
 def test_columns_of_ids_are_no_passages_without_a_header(text: str, title: str, tmp_path: Path) -> None:
     path = tmp_path / "test.tsv"
     path.write_text(text)
-    for source in (path, tmp_path / "collection.tsv"):  # by no name either
+    for source in (path, tmp_path / "collection.tsv"):  # the name of the file does not help either
         source.write_text(text)
         with pytest.raises(DataError, match=rf"file .*{title}.*; .*dpr.passages:PATH"):
             list(Corpus.open(source).read())
@@ -331,7 +331,7 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path, monkey
 
 
 def test_a_broken_line_does_not_change_the_format(tmp_path: Path) -> None:
-    """Such a line is counted or named where it is read."""
+    """A broken line is counted or reported when it is read."""
     broken = '{"_id": "b", "text": "a"}'.encode("utf-16") + b"\n"
     (tmp_path / "a").write_bytes(records({"_id": "a", "text": "x"}).encode() + broken)
     assert str(detect(tmp_path / "a", "passages")).startswith("BEIR corpus")
@@ -342,7 +342,7 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
     path.write_text(records({"premise_text": "a", "other": "b"}))
     with pytest.raises(DataError, match="not a known format"):
         TrainingSource.open(path).read()
-    (forced,) = TrainingSource.open(f"st.tuples:{path}").read()  # by the order of the columns
+    (forced,) = TrainingSource.open(f"st.tuples:{path}").read()  # the order of the columns decides
     assert (forced.query.text, forced.positives[0].text) == ("a", "b")
     said = "sentence-transformers tuples, as st.tuples: says"
     assert str(detect(f"st.tuples:{path}")) == f"{said}, query 'premise_text', positive 'other'"
@@ -381,7 +381,7 @@ def test_ids_are_strings_and_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert [q.id for q in QuerySource.open(path).read(Policy("skip"))] == ["0", "2"]
 
 
-# What formats say
+# Descriptions of formats
 
 
 def test_tables_of_ms_marco_have_no_quoting(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_triples_become_one_example_for_each_query_and_positive(tmp_path: Path) 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """MS MARCO: collection, queries and qrels of two splits, triples of ids of one."""
+    """MS MARCO: a collection, queries and qrels of two splits, and triples of ids of one split."""
     files = {
         "collection.tsv": [*(f"{i} | text {i}" for i in range(8))],
         "queries.train.tsv": ["10 | first", "11 | second"],
@@ -526,12 +526,12 @@ def test_flag_embedding_scores_belong_to_their_passages(tmp_path: Path) -> None:
     ("rows", "expected"),
     [
         ([{"anchor": "a", "positive": "x"}, {"anchor": "a", "positive": "y"}], [("a", "x y", "", "", "")]),
-        ([{"answer": "x", "question": "a"}], [("a", "x", "", "", "")]),  # names, where they are known
+        ([{"answer": "x", "question": "a"}], [("a", "x", "", "", "")]),  # known names of columns
         ([{"query": "a", "positive": "x", "negative_1": "n", "negative_2": "m"}], [("a", "x", "n m", "", "")]),
         ([{"query": "a", "positive": "x", "negative": "n", "scores": [2, 1]}], [("a", "x", "n", "2.0", "1.0")]),
         (
             [{"query": "a", "positive": "x", "negative": n, "score": s} for n, s in (("n", 2), ("m", -0.5))],
-            [("a", "x", "n m", "0.0", "-2.0 0.5")],  # margins
+            [("a", "x", "n m", "0.0", "-2.0 0.5")],  # differences of scores
         ),
         (
             [{"anchor": a, "document": d, "label": n} for a, d, n in (("a", "x", 1), ("a", "n", 0), ("b", "n", 0))],
@@ -681,7 +681,7 @@ def test_real_samples(name: str, data_dir: Path) -> None:
 
 
 def test_real_samples_of_one_data_set_agree(data_dir: Path) -> None:
-    """SciFact in the layouts of BEIR, MS MARCO, Tevatron and the Hugging Face hub."""
+    """SciFact in the formats of BEIR, MS MARCO, Tevatron and the Hugging Face hub."""
     samples = data_dir / "format-samples"
     if not samples.exists():
         pytest.skip(f"{samples} is not there")
@@ -707,7 +707,7 @@ def test_real_samples_of_one_data_set_agree(data_dir: Path) -> None:
 
 
 def test_columns_are_those_of_the_first_record(tmp_path: Path) -> None:
-    """Their order would count where a name is unknown: an id would become a question."""
+    """For unknown names, their order would decide, and an id would become a question."""
     path = tmp_path / "t.jsonl"
     path.write_text(records({"query": "a b", "answer": "c"}, {"id": "row-1", "query": "d e", "answer": "f"}))
     with pytest.raises(DataError, match=r"t\.jsonl:2: .*columns 'id', 'query', 'answer'"):
@@ -715,13 +715,14 @@ def test_columns_are_those_of_the_first_record(tmp_path: Path) -> None:
 
 
 def test_a_label_is_0_or_1(tmp_path: Path) -> None:
-    """Also where the first records, which decide what a file is, have no other: 2 and 0.05 are not positives."""
+    """Even if the first records, by which a format is detected, have only labels of 1: then 2 and 0.05 are not
+    positives."""
     pair = {"sentence1": "a b", "sentence2": "c"}
     path = tmp_path / "t.jsonl"
     path.write_text(records(*[{**pair, "label": 1}] * 60, {**pair, "label": 0.05}))
     with pytest.raises(DataError, match=r"t\.jsonl:61: 'label' .*0\.05; 1 .*positive, 0"):
         TrainingSource.open(path).read()
-    path.write_text(records({"premise": "a b", "hypothesis": "c", "label": 0}))  # of which 0 is entailment
+    path.write_text(records({"premise": "a b", "hypothesis": "c", "label": 0}))  # 0 means entailment
     with pytest.raises(DataError, match=r"not a known format"):
         TrainingSource.open(path).read()
 
@@ -842,7 +843,7 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
     with_header.write_text(table(*lines))
     without.write_text(table(*lines[1:]))
     assert detect(with_header, role).format == detect(without, role).format
-    if detect(without, role).format.name == "msmarco.named":  # whose texts are not here
+    if detect(without, role).format.name == "msmarco.named":  # its texts are not in the file
         write_beir(tmp_path, [Passage("p1", "x"), Passage("p2", "y")], [Query("q1", "a")], {})
     policy = Policy()
     readers: dict[str, Callable[[Path], Any]] = {
@@ -870,7 +871,7 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
 )
 @pytest.mark.parametrize("role", ["passages", "examples", "judgements"])
 def test_a_third_column_of_scores_or_labels_is_no_negative(rows: list[str], role: str, tmp_path: Path) -> None:
-    """All of it would be relevant, or a score would be a passage."""
+    """Otherwise, all of these passages would be relevant, or a score would become a passage."""
     path = tmp_path / "pairs.tsv"
     path.write_text(table(*rows))
     with pytest.raises(DataError, match=r"pairs\.tsv"):

@@ -1,4 +1,4 @@
-"""Files <-> records: round trips, every kind of bad input with its place, and the real data sets."""
+"""From files to records and back: round trips, every kind of bad input with its location, and real data sets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def passages_of(texts: list[str]) -> list[Passage]:
 
 
 def lines(path: Path, *rows: str | dict | bytes) -> Path:
-    """Writes rows: text, objects as JSON, or raw bytes."""
+    """Write rows: text, objects as JSON, or raw bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     encoded = [r if isinstance(r, bytes) else (r if isinstance(r, str) else json.dumps(r)).encode() for r in rows]
     path.write_bytes(b"".join(row + b"\n" for row in encoded))
@@ -73,7 +73,7 @@ def lines(path: Path, *rows: str | dict | bytes) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small good BEIR folder: 4 passages, 3 queries, 5 judgements."""
+    """A small valid BEIR folder: 4 passages, 3 queries, 5 judgements."""
     write_beir(
         tmp_path / "beir",
         [Passage(f"p{i}", f"text {i}", "title") for i in range(1, 5)],
@@ -103,7 +103,7 @@ def test_beir_round_trip(tmp_path: Path) -> None:
     assert QuerySource.open(tmp_path).read() == queries
     assert JudgementSource.open(tmp_path, "dev").read() == judgements
     assert JudgementSource.open(tmp_path, "test").read() == judgements[:1]
-    assert list(Corpus.open(tmp_path).read()) != passages[1:]  # the control: equality can fail
+    assert list(Corpus.open(tmp_path).read()) != passages[1:]  # control: equality can fail
 
 
 def test_rewriting_a_folder_drops_old_answers(folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_run_round_trip_keeps_every_bit_of_a_score(tmp_path: Path, suffix: str) 
 
 
 def test_evaluation_tools_see_the_ranking_that_was_written(tmp_path: Path) -> None:
-    """trec_eval sorts by float32 score, then by passage id, whatever the ranks say."""
+    """trec_eval sorts by float32 score, then by passage id, and ignores ranks."""
     random = np.random.default_rng(0)
     ids = [f"p{i}" for i in range(40)]
     rankings: dict[str, list[tuple[str, float]]] = {}
@@ -174,7 +174,7 @@ def test_evaluation_tools_see_the_ranking_that_was_written(tmp_path: Path) -> No
     for number in range(60):
         passages = random.permutation(ids).tolist()
         exact = np.sort(random.integers(-3, 3, len(ids)))[::-1] * 0.7  # many ties, on both sides of zero
-        near = exact - np.arange(len(ids)) * 1e-13  # no ties, but in float32
+        near = exact - np.arange(len(ids)) * 1e-13  # ties only in float32
         rankings[f"q{number}"] = list(zip(passages, (exact, near, exact * 1e-45, exact * 1e38)[number % 4].tolist()))
         judged += [Judgement(f"q{number}", key, int(random.integers(0, 3))) for key in ids[::3]]
     write_run(tmp_path / "a.trec", rankings, "t")
@@ -202,7 +202,7 @@ def test_evaluation_tools_see_the_ranking_that_was_written(tmp_path: Path) -> No
         return sum(abs(one - two) > 1e-12 for one, two in pairs)
 
     assert differing(read_back) == 0
-    assert differing(rankings) > 50  # control: the scores as they were
+    assert differing(rankings) > 50  # control: the original scores
 
 
 def test_a_score_beyond_float32_is_refused(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_score_beyond_float32_is_refused(tmp_path: Path) -> None:
 
 
 def test_compressed_files_carry_no_time_and_no_name(tmp_path: Path) -> None:
-    """So that the same text gives the same bytes, and digests of files can be compared."""
+    """Then the same text gives the same bytes, and digests of files can be compared."""
     write_dpr_corpus(tmp_path / "psgs.tsv.gz", passages_of(NASTY))
     flags, time = (tmp_path / "psgs.tsv.gz").read_bytes()[3], (tmp_path / "psgs.tsv.gz").read_bytes()[4:8]
     assert (flags, time) == (0, bytes(4))
@@ -245,7 +245,7 @@ def test_gzip_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
 def test_qrels_with_and_without_header_and_in_trec_form(tmp_path: Path) -> None:
     expected = [Judgement("q1", "p1", 1), Judgement("q2", "p2", 0)]
     lines(tmp_path / "header.tsv", "query-id\tcorpus-id\tscore", "q1\tp1\t1", "q2\tp2\t0")
-    lines(tmp_path / "bare.tsv", "q1\tp1\t1", "q2\tp2\t0", "q1\tp1\t1")  # the repeated line says nothing new
+    lines(tmp_path / "bare.tsv", "q1\tp1\t1", "q2\tp2\t0", "q1\tp1\t1")  # repeating a line is not an error
     lines(tmp_path / "trec.qrels", "q1 0 p1 1", "q2\t0\tp2\t0")
     for name in ("header.tsv", "bare.tsv", "trec.qrels"):
         assert JudgementSource.open(tmp_path / name).read() == expected
@@ -319,7 +319,7 @@ def test_beir_examples_with_negatives_of_a_run(folder: Path) -> None:
     write_run(folder / "run.trec", {"q1": ranking, "q3": ranking}, "bm25")
     examples = TrainingSource.open(folder, "train", folder / "run.trec").read()
     assert [[passage.id for passage in example.negatives] for example in examples] == [["p4", "p3"], ["p4", "p3"], []]
-    write_run(folder / "run.trec", {"q2": ranking}, "bm25")  # q1 has retrieved nothing, so it has no negatives
+    write_run(folder / "run.trec", {"q2": ranking}, "bm25")  # q1 has no results, so it has no negatives
     examples = TrainingSource.open(folder, "train", folder / "run.trec").read()
     assert [[passage.id for passage in example.negatives] for example in examples] == [[], [], ["p2", "p1", "p3"]]
     write_run(folder / "run.trec", {"q1": [("p9", 1.0)]}, "bm25")
@@ -361,7 +361,7 @@ BAD_CORPUS_LINES: list[tuple[str | bytes | dict, str, str]] = [
 
 
 def check(read: Callable[[Policy], object], reason: str, message: str, location: str) -> object:
-    """`read` raises `message` under the default policy and counts `reason` at `where` under "skip"."""
+    """Check that `read` raises `message` under the default policy, and counts `reason` at `location` under "skip"."""
     with pytest.raises(DataError, match=message):
         read(Policy())
     policy = Policy("skip")
@@ -466,7 +466,7 @@ def test_bad_answer_lines(folder: Path, line: dict, reason: str, message: str) -
 def test_bad_qa_rows(tmp_path: Path, row: str | bytes, reason: str, message: str) -> None:
     path = lines(tmp_path / "a.qa.csv", "first\t['x']", row, "third\t['\\d+']")
     queries = check(lambda policy: QuerySource.open(path).read(policy), reason, message, "a.qa.csv:2")
-    assert queries == [Query("0", "first", ("x",)), Query("2", "third", ("\\d+",))]  # ids stay row numbers
+    assert queries == [Query("0", "first", ("x",)), Query("2", "third", ("\\d+",))]  # ids are still row numbers
 
 
 @pytest.mark.parametrize(
@@ -610,7 +610,7 @@ def test_writers_refuse_what_readers_refuse(tmp_path: Path) -> None:
     for attempt in attempts:
         with pytest.raises(DataError):
             attempt()
-    assert not list(tmp_path.glob("a.*"))  # nothing half-written
+    assert not list(tmp_path.glob("a.*"))  # no part of a file is left
 
 
 def test_errors_of_missing_files_list_existing_ones(folder: Path) -> None:
@@ -692,7 +692,7 @@ def test_scan_agrees_with_reading_and_names_all_lines(tmp_path: Path) -> None:
         with_scan == list(Corpus.open(path).read(policy)) == [Passage("a", "0"), Passage("b", "1"), Passage("c", "3")]
     )
     assert scan.passages == len(with_scan)
-    assert policy.skip_counts == {"duplicate id": 3}  # the same places, however often they are read
+    assert policy.skip_counts == {"duplicate id": 3}  # the same locations, however often they are read
 
 
 def test_scan_tells_equal_hashes_from_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -716,7 +716,7 @@ def test_streaming_with_a_scan_believes_it(tmp_path: Path) -> None:
     path = lines(tmp_path / "corpus.jsonl", GOOD, GOOD, "broken")
     stream = Corpus.open(path).read(scan=formats.CorpusScan(3, ""))
     assert next(stream) == Passage("ok", "good")
-    assert next(stream) == Passage("ok", "good")  # it remembers no ids, and believes the scan that has no duplicate
+    assert next(stream) == Passage("ok", "good")  # it stores no ids, because the scan says that there are no duplicates
     with pytest.raises(DataError):
         next(stream)
 
@@ -742,7 +742,7 @@ def test_on_error_keep_accepts_only_empty_passages(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([record]))
     assert TrainingSource.open(tmp_path / "a.json", None).read(Policy("keep"))[0].positives == (Passage("1", ""),)
     for bad, message in [
-        ({"_id": "ok", "text": ""}, "used before, on line 1"),  # empty ones count among the ids
+        ({"_id": "ok", "text": ""}, "used before, on line 1"),  # empty ones count as used ids
         ({"_id": "c", "text": ""}, "used before, on line 4"),
         ({"_id": "d"}, "no key 'text'"),
     ]:
@@ -772,7 +772,7 @@ def test_the_search_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatc
         Corpus.open(path).scan()
     assert read[len(ids) :] == ["a", "b", "a"]
     read.clear()
-    assert len(Corpus.open(path).scan(Policy("skip")).duplicates) == 501  # control: a policy that needs them all
+    assert len(Corpus.open(path).scan(Policy("skip")).duplicates) == 501  # control: a policy that needs all of them
     assert len(read) == 2 * len(ids)
 
 
@@ -803,7 +803,8 @@ def test_a_corpus_changed_after_its_scan_is_an_error(
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     now = Corpus.open(path).scan().sha256
     message = rf"corpus\.jsonl{suffix}: the corpus changed: its SHA-256 was {scan.sha256} .* is {now} now; .*again"
-    with pytest.raises(DataError, match=message):  # by who takes as many passages as were counted, and no more
+    # Raised for a reader that takes only as many passages as were counted.
+    with pytest.raises(DataError, match=message):
         list(islice(Corpus.open(tmp_path).read(scan=scan), scan.passages))
 
 
@@ -865,7 +866,7 @@ def test_real_cranfield_has_an_empty_passage(data_dir: Path) -> None:
 def test_real_nq_qed(data_dir: Path) -> None:
     folder = data_dir / "nq-qed"
     corpus = {passage.id: passage for passage in Corpus.open(folder / "psgs.tsv").read()}
-    # The file has 8,810 lines below its header, but 66 passages have line ends inside, 519 in all.
+    # The file has 8,810 lines below its header, but 66 passages contain 519 line ends.
     assert list(corpus) == [str(i) for i in range(1, 8292)]
     examples = TrainingSource.open(folder / "train.json").read()
     assert len(examples) == 5789

@@ -1,4 +1,5 @@
-"""Files that were made to break a reader: one sentence with the file, and the line where there is one."""
+"""Files that were made to break a reader: the error is one sentence with the file, and with the line if there is
+one."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.parquet import read_parquet
 from tests.pipeline import run_measured
 
-LONG = "1" * 5_000  # digits; Python reads 4,300
-HUGE = 10**400  # more than a float holds
+LONG = "1" * 5_000  # digits; Python parses at most 4,300
+HUGE = 10**400  # more than the largest float
 
 
 def detect(path: Path) -> DataFile:
@@ -83,12 +84,12 @@ def test_a_long_line_that_is_no_json(line: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.tsv.gz"])
 def test_a_pipe_is_refused_at_once(name: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / name)  # nobody writes into it: opening it would wait
+    os.mkfifo(tmp_path / name)  # no process writes into it: opening it would wait
     for read in (Corpus.open, JudgementSource.open, detect):
         with pytest.raises(DataError, match=rf"{name}: .*pipe, .*once"):
             read(tmp_path / name)
     if name == "corpus.jsonl":
-        with pytest.raises(DataError, match=rf"{name}: this is a pipe"):  # by its folder, too
+        with pytest.raises(DataError, match=rf"{name}: this is a pipe"):  # also as a file of a folder
             list(Corpus.open(tmp_path).read())
 
 
@@ -99,7 +100,7 @@ def pyarrow() -> Any:
 
 @pytest.mark.slow
 def test_a_small_parquet_file_with_long_values(pyarrow: Any, tmp_path: Path) -> None:
-    """Two kilobytes: 200 references to nine megabytes."""
+    """Two kilobytes, which are 200 references to nine megabytes."""
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = pyarrow.array([0] * 200, pyarrow.int32())
     text = pyarrow.DictionaryArray.from_arrays(rows, pyarrow.array(["x" * 9_000_000]))
@@ -119,7 +120,7 @@ assert Corpus.open({str(path)!r}).scan().passages == 200
 
 @pytest.mark.slow
 def test_a_parquet_column_of_json_with_many_references(pyarrow: Any, tmp_path: Path) -> None:
-    """Eighty kilobytes: 400 references to four megabytes."""
+    """Eighty kilobytes, which are 400 references to four megabytes."""
     parquet, path, kind = (
         pytest.importorskip("pyarrow.parquet"),
         tmp_path / "corpus.parquet",
@@ -140,7 +141,7 @@ def test_a_parquet_column_of_json_with_many_references(pyarrow: Any, tmp_path: P
 
 @pytest.mark.slow
 def test_a_parquet_column_of_long_values_of_one_length(pyarrow: Any, tmp_path: Path) -> None:
-    """Their references are not kept by the reader, so that a small file would become a large array."""
+    """The reader does not keep references to such values, so a small file would become a large array."""
     parquet = pytest.importorskip("pyarrow.parquet")
     values = pyarrow.array([b"x" * 9_000_000], pyarrow.binary(9_000_000))
     column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 200, pyarrow.int32()), values)
@@ -187,7 +188,8 @@ def test_rows_of_parquet_are_the_same_however_they_are_stored(
     table = pyarrow.table({"text": array, "lists": lists, "parts": structs, "score": [0.5] * 20})
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=groups)
     assert list(read_parquet(tmp_path / "a.parquet")) == table.to_pylist()
-    many = pyarrow.table({"lists": [[f"{number:0200}", "x"] for number in range(20_000)]})  # more than a dictionary has
+    # More than fit into a dictionary.
+    many = pyarrow.table({"lists": [[f"{number:0200}", "x"] for number in range(20_000)]})
     parquet.write_table(many, tmp_path / "many.parquet")
     assert list(read_parquet(tmp_path / "many.parquet")) == many.to_pylist()
     parquet.write_table(table.slice(0, 0), tmp_path / "empty.parquet")

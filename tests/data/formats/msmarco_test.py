@@ -32,7 +32,7 @@ def write_rows(path: Path, *rows: str) -> Path:
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_titles_and_texts_are_not_swapped(count: int, tmp_path: Path) -> None:
-    """Passages in I3's columns and as DPR's, with DPR's header and without."""
+    """Passages with I3's columns and with DPR's, with and without DPR's header."""
     passages = PASSAGES[-count:]
     titled = write_rows(tmp_path / "c.tsv", *(f"{p.id} | {p.title} | {p.text}" for p in passages))
     plain = write_rows(tmp_path / "p.tsv", *(f"{p.id} | {p.text} | {p.title}" for p in passages))
@@ -44,7 +44,7 @@ def test_titles_and_texts_are_not_swapped(count: int, tmp_path: Path) -> None:
         assert list(Corpus.open(path).read()) == passages
     write_rows(tmp_path / "collection.splitTitle.tsv", *(f"{p.id} | {p.title} | {p.text}" for p in passages))
     (tmp_path / "psgs.tsv").unlink()
-    assert list(Corpus.open(tmp_path).read()) == passages  # of a folder, by its name
+    assert list(Corpus.open(tmp_path).read()) == passages  # in a folder, the name of the file decides
 
 
 def test_a_file_of_titles_alone_is_refused(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_negatives_are_read_from_a_file_of_ids(tmp_path: Path) -> None:
         "q2": [("5", 1.0), ("6", 0.5)],
     }
     examples = TrainingSource.open(tmp_path / "beir", "train", run).read()
-    assert [[p.id for p in e.negatives] for e in examples] == [["3", "4"], ["5", "6"]]  # 1 is relevant
+    assert [[p.id for p in e.negatives] for e in examples] == [["3", "4"], ["5", "6"]]  # passage 1 is relevant
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_negatives_are_read_from_a_file_of_ids(tmp_path: Path) -> None:
     ],
 )
 def test_bad_lists_of_ids(row: str, message: str, tmp_path: Path) -> None:
-    others = [f"r{i} | 5,6" for i in range(12)]  # of many lines a bad one does not change what the file is
+    others = [f"r{i} | 5,6" for i in range(12)]  # in a file of many lines, a bad one does not change the format
     path = write_rows(tmp_path / "n.tsv", "q1 | 1,2", "q2 | 3,4", row, "q4 | 5,6", *others)
     with pytest.raises(DataError) as raised:
         RankingSource.open(path).read()

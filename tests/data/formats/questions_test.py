@@ -1,4 +1,4 @@
-"""DPR's training records beside a file of questions with other rows: joined by text, never by row number."""
+"""DPR's training records and a file of questions in another order are joined by text, never by row number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUESTIONS = [Query(str(i), f"what is number {i}", (f"answer {i}",)) for i in ran
 
 
 def write_folder(folder: Path, questions: list[Query], records: list[int]) -> Path:
-    """A DPR folder: dev.qa.csv of some questions, and dev.json, in which passage i is the positive of question i."""
+    """A DPR folder: dev.qa.csv with some questions, and dev.json, in which passage i is the positive of question i."""
     folder.mkdir(exist_ok=True)
     write_dpr_corpus(folder / "psgs.tsv", PASSAGES)
     write_dpr_queries(folder / "dev.qa.csv", questions)
@@ -53,7 +53,7 @@ def test_questions_are_joined_by_text_not_by_row(order: list[int], records: list
         (f"what is number {i}", f"p{i}") for i in records
     }
     assert [query.id for query in evaluated.queries] == [str(order.index(i)) for i in order if i in records]
-    # The same with a ranking for negatives, whose queries are those of the rows of dev.qa.csv, and after a conversion.
+    # The same with negatives from a ranking, whose queries are numbered by rows of dev.qa.csv, and after a conversion.
     write_run(tmp_path / "run.trec", {str(row): [("p0", 2.0), ("p1", 1.0)] for row in range(4)}, tag="t")
     for example in TrainingSource.open(folder, "dev", tmp_path / "run.trec").read():
         assert f"text {example.query.text[-1]}" == example.positives[0].text
@@ -68,7 +68,7 @@ def test_joining_ignores_case_and_blanks_and_pairs_repeated_questions_in_order(t
     folder = write_folder(tmp_path / "dpr", [QUESTIONS[1], same, QUESTIONS[0]], [0, 0, 1, 0])
     _, judged = read_judged(folder, "dev")
     pairs = [(j.query_id, j.passage_id) for _, j in judged]
-    assert pairs == [("1", "p0"), ("2", "p0"), ("0", "p1")]  # the third record of it repeats what the second says
+    assert pairs == [("1", "p0"), ("2", "p0"), ("0", "p1")]  # the third record repeats a judgement of the second
 
 
 def test_a_file_joined_with_itself_keeps_its_records(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_question_missing_in_the_other_file_is_a_bad_record(tmp_path: Path) ->
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "bad: " in done.stdout
     assert "its question 'what is number 0' is not in" in done.stdout
-    write_folder(folder, [*QUESTIONS[1:], QUESTIONS[0]], [0, 1])  # shifted, and complete
+    write_folder(folder, [*QUESTIONS[1:], QUESTIONS[0]], [0, 1])  # in another order, but complete
     done = jaxret("data", "check", str(folder))
     assert (done.returncode, done.stderr) == (0, "")
     assert "judgements of dev: 2 for 2 queries" in done.stdout
@@ -130,7 +130,7 @@ def test_search_and_diversity_with_shifted_questions(tmp_path: Path) -> None:
     (folder / "dev.qa.csv").unlink()
     (folder / "psgs.tsv").unlink()
     written = []
-    for name, source in (("dpr-dev", folder / "dev.json"), ("dpr.dev", folder)):  # a file; a folder with it alone
+    for name, source in (("dpr-dev", folder / "dev.json"), ("dpr.dev", folder)):  # a file; a folder with only this file
         done = jaxret("diversity", workdir, f"--data={source}", "--split=dev")
         assert done.returncode == 0, done.stderr
         written.append(read_json(run.workdir.path / "eval" / f"{name}.diversity.json"))

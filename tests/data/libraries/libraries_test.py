@@ -1,4 +1,4 @@
-"""Sets of ir_datasets and of Hugging Face's datasets, by name, from this machine alone."""
+"""Data sets of ir_datasets and of Hugging Face's datasets, by name, from this machine only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def irds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """ir_datasets, with a set of its own, in a home that is empty."""
+    """ir_datasets with one new data set, and an empty home."""
     monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
     library = pytest.importorskip("ir_datasets", reason="the extra `irds` has ir_datasets")
     tsv = {"docs.tsv": [(p.id, p.text) for p in DOCS], "queries.tsv": [(q.id, q.text) for q in QUERIES]}
@@ -112,7 +112,7 @@ def test_ir_datasets_fetches_nothing(irds: Any, no_network: list[Any]) -> None:
 
 
 def test_two_readers_of_ir_datasets_at_once(irds: Any, no_network: list[Any]) -> None:
-    """The first one to end opens no door for the other, and the last one opens all."""
+    """The end of the first one does not allow network access to the second; the end of both restores it."""
     one, two = iter(Corpus.open("irds:mine/dev/small").read()), iter(Corpus.open("irds:mine/dev/small").read())
     assert next(one) == next(two)
     list(one)
@@ -190,7 +190,7 @@ def test_a_set_of_the_hub_in_the_cache(
     info["splits"]["train"]["dataset_name"] = "thing"
     (kept / "dataset_info.json").write_text(json.dumps(info))
     monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hf.config, "HF_HUB_OFFLINE", False)  # as outside of tests
+    monkeypatch.setattr(hf.config, "HF_HUB_OFFLINE", False)  # the setting outside of tests
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert list(Corpus.open("hf:some/thing").read()) == DOCS
     assert list_files(source_path("hf:some/thing/corpus")) == (kept / "thing-train.arrow",)

@@ -1,4 +1,4 @@
-"""A batch is a pure function of (seeds, step), whoever asks for which part of it."""
+"""A batch is a pure function of (seeds, step), for any process and any part of it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_the_digest_depends_on_the_text(data: TrainingSet, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("part", [(0, 1), (1, 2), (3, 4)])
 def test_slots_added_for_devices_are_empty(data: TrainingSet, part: tuple[int, int]) -> None:
-    """Eight queries on twelve devices: those of eight, and four places for none; each process has its part."""
+    """Eight queries on twelve devices: the batch for eight devices, and four empty places; each process has its
+    part."""
     few, many = PLAN, replace(PLAN, devices=12)
     assert (few.padded_size, many.padded_size, replace(PLAN, devices=3).padded_size) == (8, 12, 9)
     index, count = part
@@ -108,7 +109,7 @@ def test_the_stream_does_not_depend_on_the_batch_size() -> None:
 
 
 def test_each_seed_changes_only_its_part(data: TrainingSet) -> None:
-    whole = replace(PLAN, batch_size=EXAMPLES)  # a batch with every example, so that some pools leave a choice
+    whole = replace(PLAN, batch_size=EXAMPLES)  # all examples, so that some pools have a choice
     examples, passages = whole.step_examples(0, EXAMPLES), whole.passage_rows(data, np.arange(EXAMPLES), 0)
     other_negatives, other_data = replace(whole, negatives_seed=3), replace(whole, data_seed=3)
     assert np.array_equal(other_negatives.step_examples(0, EXAMPLES), examples)
@@ -129,7 +130,7 @@ def test_negatives_are_drawn_without_replacement_from_the_pool(data: TrainingSet
             assert set(real) <= set(pool)
             assert (row[len(real) :] == -1).all()
         if len(pool) == 9:
-            assert set(drawn[:, i, 1:].ravel().tolist()) == set(pool)  # over the steps, all of it
+            assert set(drawn[:, i, 1:].ravel().tolist()) == set(pool)  # all of the pool in the course of the steps
 
 
 def test_validation_takes_the_first_negatives(data: TrainingSet) -> None:
@@ -188,7 +189,7 @@ def test_padding_rows_are_no_queries(data: TrainingSet) -> None:
 
 
 def test_pseudo_queries_of_a_file_belong_to_their_passages(tmp_path: Path) -> None:
-    """Positives and negatives alike; -1 where a passage has none; cut at the length; every process sees its rows."""
+    """For positives and negatives; -1 if a passage has none; truncated at the length; each process gets its rows."""
     tokenizer = TextTokenizer.load(write_encoder(tmp_path), 10, 16)
     texts = {"p0": "river", "p1": "stone music light", "n1.0": "paper", "nowhere": "forest"}
     data = tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer, pseudo_queries=texts)
@@ -224,7 +225,7 @@ def test_the_training_query_is_the_pseudo_query_of_its_positive_only(tmp_path: P
 def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
     batches = [PLAN.training_batch(data, step) for step in range(6)]
     widths = {batch.passages.ids.shape[1] for batch in batches}
-    assert len(widths) > 1, "control: there is something to pad"
+    assert len(widths) > 1, "control: some rows are padded"
     whole = stack_batches(batches, 7)
     assert whole.passages.ids.shape == (6, 32, max(widths))
     for number, batch in enumerate(batches):
@@ -241,7 +242,7 @@ def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
 
 
 def test_a_known_positive_is_no_negative_of_a_reranker(data: TrainingSet) -> None:
-    """The slot of a known positive among the negatives is empty, as for a retriever."""
+    """As for a retriever, the slot of a negative that is a known positive is empty."""
     plan = PairPlan(BatchPlan(EXAMPLES, 9, 4, 10, 16), PairJoiner((), 24, data.pad_id))
     lists = [own.tolist() for own in data.negatives]
     lists[3][4] = int(data.known_positives[3][0])
@@ -255,4 +256,4 @@ def test_a_known_positive_is_no_negative_of_a_reranker(data: TrainingSet) -> Non
     pair = row * 10 + changed[0][1]
     assert before.pairs.mask[pair].any()
     assert not after.pairs.mask[pair].any()
-    assert (after.passage_ids[:, 0] >= 0).all(), "the target itself stays"
+    assert (after.passage_ids[:, 0] >= 0).all(), "the target stays"

@@ -1,4 +1,4 @@
-"""Texts laid side by side: every token once, on the device of its text, in few sizes and with little left over."""
+"""Packed texts: every token once, on the device of its text, with few different sizes and little padding."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_packed_positions_do_not_overlap(bins: int, seed: int) -> None:
     lengths = lengths_like(80, 64, seed)
     lengths[seed::5] = 0  # empty slots
     placed = place_texts(lengths, bins, 256)
-    assert sorted(placed.order) == list(range(64)), "every text is on one device, which has as many as the others"
+    assert sorted(placed.order) == list(range(64)), "each device has the same number of texts"
     actual = places(placed, lengths, bins, 256)
     assert len(set(actual)) == len(actual) == lengths.sum()
     for starts, texts in zip(np.split(placed.starts, bins), np.split(placed.order, bins)):
-        assert (np.diff(starts) >= 0).all(), "an encoder finds texts by their order"
+        assert (np.diff(starts) >= 0).all(), "an encoder assumes that texts are in order"
         taken = lengths[texts] > 0
         assert (np.diff(starts[taken]) > 0).all()
-        assert not taken[int(taken.sum()) :].any(), "those without tokens are behind the others"
+        assert not taken[int(taken.sum()) :].any(), "texts without tokens come last"
 
 
 def test_texts_are_distributed_evenly() -> None:
@@ -70,11 +70,11 @@ def test_texts_are_distributed_evenly() -> None:
         sums = lengths[assigned].sum(axis=1)
         assert sums.max() / sums.min() < most
     in_order = lengths.reshape(8, 16).sum(axis=1)
-    assert in_order.max() / in_order.min() > 1.2, "control: as they come"
+    assert in_order.max() / in_order.min() > 1.2, "control: without a distribution"
 
 
 def test_the_better_distribution_is_used() -> None:
-    """Texts that fill a row, and texts of which none does."""
+    """Texts that fill a row, and short texts."""
     full, short = np.array([256] * 8 + [40] * 24), lengths_like(80, 128, 2)
     assert place_texts(full, 8, 256).rows == 2
     rows = {
@@ -100,7 +100,7 @@ def test_little_space_stays_empty(mean: float) -> None:
 
 
 def test_prefix_slots_have_room() -> None:
-    """Where 8 slots take the place of the first token, a text needs 7 places more, and an empty one none."""
+    """If 8 slots replace the first token, a text needs 7 more places; an empty text needs none."""
     side = choose_row_shape([np.array([25, 25, 0, 10])], length=25, slots=8, bins=1, hidden_size=16)
     placed = side.place(np.array([25, 25, 0, 10]), 1, side.sizes[0].width)
     taken = {int(text): int(start) for text, start in zip(placed.order, placed.starts)}
@@ -116,14 +116,16 @@ def test_every_batch_fits_into_a_size() -> None:
     assert sorted(side.sizes, key=lambda size: size.rows * size.width) == list(side.sizes)
     packer = Packer(4, side, side)
     longest = np.full(64, 256)
-    assert [placed.rows for placed in packer(sample[0], longest)] == [16, 16], "sizes go together"
+    assert [placed.rows for placed in packer(sample[0], longest)] == [16, 16], (
+        "the sizes of queries and passages belong together"
+    )
     assert packer(sample[0], sample[0])[0].rows < 16
 
 
 @pytest.mark.table
 @pytest.mark.parametrize(("bins", "most"), [(8, 1.09), (16, 1.12)])
 def test_bins_of_few_texts_are_filled(bins: int, most: float) -> None:
-    """By sizes of several widths: rows of 256 alone are too coarse for a bin of a thousand tokens."""
+    """By rows of several widths: rows of 256 are too coarse for a bin of a thousand tokens."""
     sample = [lengths_like(131, 128, seed) for seed in range(40)]
     side = choose_row_shape(sample, 256, 1, bins, 768)
     assert len({size.width for size in side.sizes[:3]}) > 1
@@ -177,7 +179,7 @@ def test_validation_is_not_packed(data: TrainingSet) -> None:
 
 
 def computed(batch: Batch, bins: int) -> tuple[int, int]:
-    """Tokens that the encoders compute for a batch, and how many of them are real."""
+    """Return the number of tokens that the encoders compute for a batch, and of those that are real."""
     texts = batch.queries, batch.passages
     packed = [t.packing for t in texts if t.packing is not None]
     size = sum(bins * p.rows * p.width for p in packed) if packed else sum(t.ids.size for t in texts)
@@ -188,7 +190,7 @@ SOURCES = {"nq-qed": "nq-qed/train.json", "medquad": "medquad"}
 
 
 def generated_data(encoder: Path) -> TrainingSet:
-    """2,560 examples whose numbers of words are spread like those of real texts."""
+    """2,560 examples whose numbers of words are distributed like those of real texts."""
     lengths = zip(lengths_like(12, 20 * 128, 0), lengths_like(80, 20 * 128, 1))
     texts = [("river " * query, "stone " * passage) for query, passage in lengths]
     examples = [Example(Query(f"q{i}", query), (Passage(f"p{i}", text),), ()) for i, (query, text) in enumerate(texts)]
@@ -208,7 +210,7 @@ def real_data(name: str, request: pytest.FixtureRequest) -> TrainingSet:
 def test_padding_of_an_epoch(
     name: str, before: float, bins: int, most: float, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Queries and passages, 128 queries at a time: the table of docs/scale.md (pytest -rP prints it)."""
+    """Queries and passages, 128 queries at a time: the table in docs/scale.md (pytest -rP prints it)."""
     data = real_data(name, request) if name in SOURCES else generated_data(write_encoder(tmp_path))
     padded = BatchPlan(128, 0, length_multiple=32, max_query_length=256, max_passage_length=256)
     packed = padded.with_packer(data, bins, (1, 1), 384)
@@ -219,15 +221,15 @@ def test_padding_of_an_epoch(
         ratios.append(tokens / real)
     programs = {
         (jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))) for batch in batches
-    }  # of the packed ones: how many rows there are is part of the structure
+    }  # the number of rows of packed texts is part of the structure
     print(f"{name}: padded {ratios[0]:.2f}, packed on {bins} devices {ratios[1]:.2f}")
     assert len(programs) <= (4 if bins == 1 else 5)
     assert ratios[1] <= most
-    assert ratios[0] > before, "control: padded"
+    assert ratios[0] > before, "control: padded texts"
 
 
 def test_batches_of_one_step_have_the_same_rows(data: TrainingSet) -> None:
-    """Those of the batch with the most; then they are one stack."""
+    """They have the rows of the largest batch; then they can be stacked."""
     side = RowShape(length=16, slots=1, sizes=tuple(RowsSize(rows, 16) for rows in (2, 3, 4, 32)))
     plan = replace(PLAN, packer=Packer(1, replace(side, length=10), side))
     batches = [plan.training_batch(data, step) for step in range(4)]
@@ -240,7 +242,7 @@ def test_batches_of_one_step_have_the_same_rows(data: TrainingSet) -> None:
 
 
 def test_batches_of_one_step_have_rows_of_one_width(data: TrainingSet) -> None:
-    """That of the widest; every text stays in its row."""
+    """They have the width of the widest batch; every text still fits into a row."""
     sizes = (RowsSize(6, 48), RowsSize(9, 32), RowsSize(32, 16))
     batches = []
     for size in sizes[:2]:

@@ -1,4 +1,4 @@
-"""Prompts as published: by name, with an instruction of the config or of a query's own; marks of their tokens."""
+"""Published prompts: by name, with an instruction from the config or from the query; and marks of prompt tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.pipeline import write_encoder, write_language_model
 from tests.tiny import make_config
 
 QUESTION = "What is the capital of China?"
-# What models read, from their cards and their code: the whole text of a query and of a passage.
+# The whole texts of a query and a passage, from the models' cards and code.
 AS_PUBLISHED = {
     "qwen3": (f"Instruct: {WEB_SEARCH}\nQuery:{QUESTION}", "Beijing"),
     "e5_mistral": (f"Instruct: {WEB_SEARCH}\nQuery: {QUESTION}", "Beijing"),
@@ -43,9 +43,9 @@ def test_tokens_task_replaces_the_default_task() -> None:
     prompts = read_prompts(make_config({"tokens.prompts": "qwen3", "tokens.task": "Find a claim"}))
     assert fill_task(prompts.query, prompts.task) == "Instruct: Find a claim\nQuery:"
     own = read_prompts(make_config({"tokens.query_prompt": "{task}: ", "tokens.task": "Find a claim:"}))
-    assert fill_task(own.query, own.task) == "Find a claim: "  # as LLM2Vec, which adds the colon where it is missing
+    assert fill_task(own.query, own.task) == "Find a claim: "  # like LLM2Vec, which adds a missing colon
     same = {"tokens.prompts": "qwen3", "tokens.query_prompt": f"Instruct: {WEB_SEARCH}\nQuery:"}
-    assert read_prompts(make_config(same)) == PRESETS["qwen3"]  # as a sentence-transformers directory says it
+    assert read_prompts(make_config(same)) == PRESETS["qwen3"]  # as in a sentence-transformers directory
     assert read_prompts(make_config(same | {"tokens.task": "Find a claim"})) == prompts
 
 
@@ -83,12 +83,12 @@ def test_a_query_uses_the_instruction_of_its_record(tokenizer: TextTokenizer) ->
     assert tokenizer.joins["task"] == "stone"
     assert "task" not in plain.joins
     assert replace(tokenizer, task="light").settings("query") != tokenizer.settings("query")
-    other = replace(tokenizer, query_prompt="river ")  # no place for one
+    other = replace(tokenizer, query_prompt="river ")  # a prompt without a place for a task
     assert other.queries(queries)[1].tolist() == plain.queries(["river music"])[0].tolist()
 
 
 def test_a_title_is_put_into_the_prompt_of_a_passage(tokenizer: TextTokenizer) -> None:
-    """EmbeddingGemma reads them so; without a title the word is "none"."""
+    """EmbeddingGemma does so; the word for a missing title is "none"."""
     prompted = replace(tokenizer, passage_prompt="river {title} stone ")
     plain = replace(tokenizer, title_separator=" ")
     passages = [Passage("1", "music", "silver light"), Passage("2", "music", " ")]
@@ -103,7 +103,8 @@ def test_a_title_is_put_into_the_prompt_of_a_passage(tokenizer: TextTokenizer) -
 
 
 def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
-    """With [CLS] before it, as in sentence-transformers; the end token never is, nor a text without a prompt."""
+    """[CLS] before a prompt is marked, too, as in sentence-transformers; the end token never is, nor a text without a
+    prompt."""
     skipping, long = replace(tokenizer, skip_prompt=True), "light " * 12
     queries = [Query(str(i), "music", instruction=text) for i, text in enumerate(["", "silver light", long])]
     for row, marked, prompt in zip(tokenizer.queries(queries), skipping.queries(queries), (3, 4, 14), strict=True):
@@ -118,11 +119,13 @@ def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
 
 
 def test_an_instruction_that_leaves_no_room_is_an_error(tokenizer: TextTokenizer) -> None:
-    """13 tokens, the river and two markers are all 16."""
+    """The limit is 16: an instruction of 13 tokens, the question and two markers fit, but one of 14 does not."""
     queries = [Query("a", "music"), Query("b", "music", instruction="light " * 13)]
     with pytest.raises(ValueError, match=r"'b': .*instruction .*14"):
         tokenizer.queries(queries)
-    assert len(replace(tokenizer, query_prompt="river ").queries(queries)) == 2, "where it has no place"
+    assert len(replace(tokenizer, query_prompt="river ").queries(queries)) == 2, (
+        "a prompt without a place for an instruction ignores it"
+    )
 
 
 def test_a_language_model_without_a_start_has_only_the_prompt_marked(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Stores of columns: what is read is what was written, made once, and by one process."""
+"""Stores of columns: reading gives what was written, and each store is written once, by one process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_stored_columns_round_trip(origin: StoreOrigin, tmp_path: Path) -> None:
         assert list(actual.strings("texts")) == TEXTS
         assert actual.strings("texts")[-2:] == TEXTS[-2:]
         assert actual.facts == {"length": 11}
-        assert not rows.flat.flags.owndata, "nothing was read into memory"
+        assert not rows.flat.flags.owndata, "the file is mapped, not read"
         assert not rows.flat.flags.writeable
         assert rows.padded([2, -1, 0], 2, 9)[0].tolist() == [[8, 9], [9, 9], [5, 6]]
         assert rows.part(1, 3).lengths.tolist() == [0, 1]
@@ -100,7 +100,7 @@ def test_only_changed_text_is_tokenized_again(origin: StoreOrigin, tmp_path: Pat
     assert second.folder == first.folder
     assert second.facts == {"length": 12}
     assert said[0] == f"{tmp_path}/text has changed since it was tokenized: it is tokenized again"
-    (tmp_path / "text").write_text("river stonex")  # of the same size
+    (tmp_path / "text").write_text("river stonex")  # with the same size
     with pytest.raises(StaleError, match="text has changed"):
         open_store(origin, tmp_path / "stores")
 
@@ -137,14 +137,14 @@ def test_a_damaged_store_is_made_again(damage: Any, origin: StoreOrigin, tmp_pat
         said: list[str] = []
         open_or_make_store(origin, tmp_path / "stores", make, said.append)
         assert contents(folder) == before
-        if (name, damage) != ("manifest.json", Path.unlink):  # then it was never there
+        if (name, damage) != ("manifest.json", Path.unlink):  # without a manifest, the store never existed
             assert said[0] == f"{folder}/{name} is damaged: it is tokenized again"
 
 
 def test_an_incomplete_store_is_never_used(
     origin: StoreOrigin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder as it is before each file gets its name is what a kill would leave."""
+    """A kill would leave the folder as it is before one of its files gets its name."""
     replace = os.replace
     left: list[Path] = []
 
@@ -158,7 +158,7 @@ def test_an_incomplete_store_is_never_used(
         whole = contents(open_or_make_store(origin, tmp_path / "stores", make, quiet).folder)
     assert len(left) == len(whole)
     for root in left:
-        for lease in root.glob(".lease-*"):  # of this process, which is alive
+        for lease in root.glob(".lease-*"):  # the leases are of this process, which is alive
             shutil.rmtree(lease)
         with pytest.raises(StaleError):
             open_store(origin, root)
@@ -202,7 +202,7 @@ def test_one_process_makes_the_store_and_others_wait(origin: StoreOrigin, tmp_pa
 
     def log(line: str) -> None:
         said.append(line)
-        go.set()  # somebody waits
+        go.set()  # the other process waits
 
     first = threading.Thread(target=open_or_make_store, args=(origin, tmp_path / "stores", slowly, quiet))
     first.start()
@@ -215,7 +215,7 @@ def test_one_process_makes_the_store_and_others_wait(origin: StoreOrigin, tmp_pa
 
 
 def test_after_a_failure_the_next_process_tries(origin: StoreOrigin, tmp_path: Path) -> None:
-    """And tells of the same mistake, if there is one, not of a folder that the first took away."""
+    """It reports the same mistake, if it makes it again, not the folder that the first process removed."""
     begun, go, failed = threading.Event(), threading.Event(), []
 
     def failing(writer: ColumnWriter) -> dict[str, Any]:
@@ -238,12 +238,12 @@ def test_after_a_failure_the_next_process_tries(origin: StoreOrigin, tmp_path: P
 
 
 def test_a_process_that_lost_its_lease_waits_for_the_new_owner(origin: StoreOrigin, tmp_path: Path) -> None:
-    """A process sleeps for longer than its lease while it makes the store, and another makes it: nothing of the first
-    is seen, and it has the other's."""
+    """A process sleeps for longer than its lease while it writes the store, and another process writes it: the first
+    one's files are dropped, and it uses the other's store."""
     root, calls = tmp_path / "stores", [None]
 
     def slept(writer: ColumnWriter) -> dict[str, Any]:
-        calls.pop()  # an error the second time
+        calls.pop()  # an error in the second call
         writer.array("table", np.zeros(2))
         owner = next(root.glob(".lease-*/*/owner.json"))
         owner.write_text(json.dumps({"host": "another-host"}))
@@ -284,7 +284,7 @@ def test_an_unwritable_folder(origin: StoreOrigin, tmp_path: Path, monkeypatch: 
     with pytest.raises(StorageError, match=r"; .*another .*data\.store"):
         open_or_make_store(origin, tmp_path / "file" / "stores", make, quiet)
     open_or_make_store(origin, tmp_path / "stores", make, quiet)
-    monkeypatch.setattr(store, "Leases", None)  # nothing is written to a finished one
+    monkeypatch.setattr(store, "Leases", None)  # a finished store is not locked
     open_or_make_store(origin, tmp_path / "stores", never, quiet)
 
 

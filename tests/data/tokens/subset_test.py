@@ -1,4 +1,4 @@
-"""A random part of the training queries."""
+"""A random subset of the training queries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_larger_subset_contains_a_smaller_one() -> None:
     kept = choose_ids(IDS, 100, 1)
     assert kept & set(IDS[:500]) == {key for key in choose_ids(IDS, 200, 1) if key in IDS[:500]} & kept
     halves = [sum(int(key[1:]) < 500 for key in choose_ids(IDS, 200, seed)) for seed in range(50)]
-    assert abs(np.mean(halves) - 100) < 5  # 0.9 is the deviation of the mean
+    assert abs(np.mean(halves) - 100) < 5  # the standard deviation of the mean is 0.9
 
 
 def test_a_subset_larger_than_the_data_is_an_error() -> None:
@@ -43,7 +43,7 @@ def test_all_examples_of_the_queries_are_taken(tmp_path: Path) -> None:
     chosen = choose_ids(data.query_ids, 10, 7)
     rows = [row for row, key in enumerate(data.query_ids) if key in chosen]
     assert set(part.query_ids) == chosen
-    assert len(part) == len(rows) > 10, "some have two positives"
+    assert len(part) == len(rows) > 10, "some queries have two positives"
     assert len(part.passages) == len(data.passages)
     assert part.teacher is None
     assert part.record["subset_of"] == data.record

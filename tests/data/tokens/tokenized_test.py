@@ -1,4 +1,4 @@
-"""Tokens from a store are those that the tokenizer gives, and the text is read once."""
+"""Tokens from a store equal those of the tokenizer, and the text is read once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.pipeline import PASSAGE_LENGTH, QUERY_LENGTH, contents, tiny_config, 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds encoder/, a BEIR folder data/, dpr.json, run.trec and imagined.jsonl."""
+    """A folder with encoder/, a BEIR folder data/, dpr.json, run.trec and imagined.jsonl."""
     folder = tmp_path_factory.mktemp("tokenized")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
@@ -100,7 +100,8 @@ def test_a_stored_training_set_equals_one_tokenized_from_text(
 
 @pytest.mark.slow
 def test_positives_of_a_query_are_stored_once(tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    """An example for each positive, and one set of them for the query: the store grows as the text."""
+    """Each positive is an example, but the query's set of positives is stored once, so that the store grows
+    linearly."""
     queries = [Query(f"q{number}", "silver river") for number in range(4)]
     sizes = []
     for count in (100, 400):
@@ -120,7 +121,7 @@ def test_positives_of_a_query_are_stored_once(tokenizer: TextTokenizer, tmp_path
         assert table[1:].tolist() == [[1, *[-1] * (count - 1)], [-1] * count]
         assert data.truncations[0].texts == 4, "a query counts once"
     small, large = sizes
-    assert large < 4 * small, "a table would have sixteen times as many numbers"
+    assert large < 4 * small, "a table of positives would be sixteen times as large"
     assert large < 150 * 400
 
 
@@ -174,7 +175,7 @@ def test_bytes_do_not_depend_on_the_number_of_threads(
 
 
 def test_every_file_that_is_read_is_checked_for_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a change in any of them is noticed: nothing else is opened by the readers."""
+    """The readers open no other file, so a change in any file is noticed."""
     read, opened = lines.read_chunks, set()
 
     def reading(path: Path, *rest: Any) -> Iterator[bytes]:
@@ -222,7 +223,8 @@ def test_a_file_without_examples_is_named(tokenizer: TextTokenizer, tmp_path: Pa
 def test_a_stored_corpus_equals_one_tokenized_from_text(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     corpus, policy = tmp_path / "corpus.jsonl", Policy("skip")
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
-    corpus.write_text("\n".join([*lines[:5], "{broken", lines[2], *lines[5:]]) + "\n")  # one bad line, one id twice
+    # One bad line, and one repeated id.
+    corpus.write_text("\n".join([*lines[:5], "{broken", lines[2], *lines[5:]]) + "\n")
     scan, cut = Corpus.open(corpus).scan(policy), Truncation("passages", PASSAGE_LENGTH)
     passages = list(Corpus.open(corpus).read(Policy("skip")))
     expected = tokenizer.passages(passages, truncation=cut)
@@ -248,7 +250,7 @@ def test_a_stored_corpus_equals_one_tokenized_from_text(root: Path, tokenizer: T
 
 
 def test_the_store_depends_on_the_tokenizer(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    """Whatever makes other ids of the same text is in the settings."""
+    """The settings include everything that changes the ids of a text."""
     other = TextTokenizer.load(write_encoder(tmp_path / "encoder"), QUERY_LENGTH, PASSAGE_LENGTH)
     settings = tokenizer.settings("query", "passage")
     assert other.settings("query", "passage") == settings
@@ -262,5 +264,5 @@ def test_the_store_depends_on_the_tokenizer(root: Path, tokenizer: TextTokenizer
     assert tokenizer.settings("passage") == replace(tokenizer, query_length=9).settings("passage")
     assert tokenizer.settings("passage") != replace(tokenizer, title_separator=" ").settings("passage")
     assert tokenizer.settings("passage") == replace(tokenizer, query_prompt="river ").settings("passage")
-    assert not {"query_prompt", "passage_prompt", "title_separator"} & settings.keys()  # existing stores stay valid
-    assert tokenizer.passages([Passage("1", "river", "stone")])[0].tolist()  # it is still whole
+    assert not {"query_prompt", "passage_prompt", "title_separator"} & settings.keys()  # existing stores remain valid
+    assert tokenizer.passages([Passage("1", "river", "stone")])[0].tolist()  # the original is unchanged

@@ -30,7 +30,7 @@ def lists(ragged: Ragged) -> list[list[int]]:
 
 
 def whole(row: dict[str, Any]) -> list[int]:
-    """Every id of a golden passage; an empty title leaves no [SEP] behind."""
+    """Return all ids of a golden passage; an empty title has no [SEP]."""
     return row["pair"] if row["title"] else row["single"]
 
 
@@ -43,7 +43,7 @@ def test_passages_have_the_ids_of_the_pair(minilm_dir: Path) -> None:
     actual = load(minilm_dir).passages(PASSAGES)
     assert actual.flat.dtype == np.int32
     assert lists(actual) == [whole(row) for row in ROWS]
-    # More than 128 ids: the truncation and padding stored in MiniLM's tokenizer.json are off.
+    # More than 128 ids, so the truncation and padding in MiniLM's tokenizer.json are off.
     assert actual.lengths.max() > 128
     assert actual.lengths.min() == 2
 
@@ -82,7 +82,7 @@ def test_long_texts_are_cut_on_the_right_and_counted(minilm_dir: Path, limit: in
 
 
 def test_ids_do_not_depend_on_the_batch(minilm_dir: Path) -> None:
-    copies = 300  # more texts than are handed to the tokenizer at a time
+    copies = 300  # more texts than one call of the tokenizer gets
     assert copies * len(PASSAGES) > 2048
     tokenizer = load(minilm_dir, LIMIT)
     alone = [lists(tokenizer.passages([passage]))[0] for passage in PASSAGES]

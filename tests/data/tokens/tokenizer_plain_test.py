@@ -1,4 +1,4 @@
-"""Tokenizers that are loaded without transformers are what transformers would load, to the byte; others go to it."""
+"""Tokenizers that are loaded without transformers equal those of transformers, to the byte; it loads all others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_edited_tokenizer_equals_transformers_or_is_loaded_by_it(
 
 @pytest.mark.slow
 def test_a_search_imports_neither_transformers_nor_torch(tmp_path: Path) -> None:
-    """The seconds of a question typed on the command line: what it must not import."""
+    """These imports would add seconds to a question on the command line."""
     workdir = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), "").workdir
     code = (
         "import sys; from jaxret.runs.run import open_run; import jaxret.experiments.search_files; "

@@ -1,4 +1,4 @@
-"""Text to padded ids: the parts that need no real vocabulary (see tokenizer_golden_test.py for one)."""
+"""From text to padded ids: tests that need no real vocabulary (tokenizer_golden_test.py has one)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ TEXTS = [("river stone", "music"), ("river stone", ""), ("", "music"), ("light [
 def test_prompts_and_separators_are_text(
     kind: str, separator: str, prompt: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Token ids equal the library's for the whole text written out, with the markers that it knows."""
+    """The ids equal those of the library for the whole text, including its special tokens."""
     write = {"wordpiece": write_encoder, "unigram": write_t5}
     folder = write[kind](tmp_path) if kind in write else request.getfixturevalue("minilm_dir")
     joins: dict[str, Any] = {"query_prompt": prompt, "passage_prompt": prompt, "title_separator": separator}
@@ -109,7 +109,7 @@ def test_a_prompt_counts_and_leaves_room(encoder: Path) -> None:
 
 
 def test_markers_come_after_cls_and_queries_are_filled(encoder: Path) -> None:
-    """Counted by the length limits, as in PyLate."""
+    """The length limits include them, as in PyLate."""
     plain = TextTokenizer.load(encoder, 8, 8)
     tokenizer = TextTokenizer.load(encoder, 8, 8, query_marker=95, passage_marker=96, expand_queries=True)
     short, long = "river stone", "river stone music light paper forest market winter"
@@ -151,7 +151,7 @@ def test_the_digest_is_of_the_rules(encoder: Path, tmp_path: Path) -> None:
     write_json(other / "tokenizer.json", tokenizer_json)
     first, second, third = (TextTokenizer.load(d, 8, 8).digest for d in (encoder, same, other))
     assert first == second != third
-    assert TextTokenizer.load(encoder, 16, 24).digest == first  # lengths are in the contract on their own
+    assert TextTokenizer.load(encoder, 16, 24).digest == first  # lengths are separate entries in the contract
 
 
 @pytest.mark.parametrize(("lengths", "key"), [((2, 8), "query_length is 2"), ((8, 0), "passage_length is 0")])
@@ -172,7 +172,7 @@ def test_a_tokenizer_without_end_token(tmp_path: Path) -> None:
     del settings["sep_token"]
     write_json(folder / "tokenizer_config.json", settings)
     rules = read_json(folder / "tokenizer.json")
-    write_json(folder / "tokenizer.json", rules | {"post_processor": None})  # which would append one
+    write_json(folder / "tokenizer.json", rules | {"post_processor": None})  # which would append the end token
     with pytest.raises(ValueError, match=r"lacks \[SEP\].*'sep': None"):
         TextTokenizer.load(folder, 8, 8)
 
@@ -190,11 +190,12 @@ def test_t5_has_no_cls_and_joins_with_its_end_token(tmp_path: Path) -> None:
 
 
 def random_text(random: np.random.Generator, size: int) -> str:
-    """Words, words too long for a word, and what normalizers drop, keep or replace, with any white space between."""
+    """Words, words that are too long, and characters that normalizers drop, keep or replace, separated by any white
+    space."""
     pieces = [
         *WORDS,
         "x" * 70,
-        "river" * 30,  # 150 characters: unknown to WordPiece as a whole
+        "river" * 30,  # 150 characters: too long a word for WordPiece
         "y" * 3000,
         "a,b.c-d" * 40,
         "東京" * 30,
@@ -211,7 +212,7 @@ def random_text(random: np.random.Generator, size: int) -> str:
 
 
 def fully(tokenizer: TextTokenizer, passage: Passage, limit: int) -> list[int]:
-    """The ids of the whole text, cut."""
+    """Return the ids of the whole text, truncated."""
     parts = [tokenizer.backend.encode(text, add_special_tokens=False).ids for text in (passage.title, passage.text)]
     start = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
     ids = [*start, *parts[0], *([tokenizer.sep_id] if parts[0] else []), *parts[1], tokenizer.sep_id]
@@ -220,7 +221,7 @@ def fully(tokenizer: TextTokenizer, passage: Passage, limit: int) -> list[int]:
 
 @pytest.mark.table
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "minilm"])
-@pytest.mark.parametrize("characters", [1, 32])  # 1: most texts need more than the first part
+@pytest.mark.parametrize("characters", [1, 32])  # with 1, most texts need more than the first part
 def test_ids_equal_those_of_the_whole_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, kind: str, characters: int
 ) -> None:
@@ -234,7 +235,8 @@ def test_ids_equal_those_of_the_whole_text(
         text, title = (random_text(random, int(10 ** random.uniform(0, 4.5))) for _ in range(2))
         passages.append(Passage(str(i), text, title if i % 3 == 0 else ""))
     passages += [Passage("s", " " * 30_000 + "river"), Passage("t", "x" * 30_000 + " river stone", "\n" * 9000)]
-    passages.append(Passage("u", "," * 497 + "riv\x0ber stone"))  # one word to BERT, at the end of what is read
+    # For BERT this is one word, at the end of the first part.
+    passages.append(Passage("u", "," * 497 + "riv\x0ber stone"))
     for limit in (3, 40, 500):
         tokenizer, cut = TextTokenizer.load(folder, limit, limit), Truncation("passages", limit)
         actual = tokenizer.passages(passages, truncation=cut)
@@ -267,11 +269,11 @@ def test_only_the_beginning_of_a_long_text_is_tokenized(encoder: Path, monkeypat
     assert max(longest) == 5000
     assert str(cut).startswith("2 passages: 50.0% cut at 16 tokens, about 99.")
     assert cut.estimated == 2
-    assert 19_000 < cut.tokens < 21_000  # 20,002 and 3
+    assert 19_000 < cut.tokens < 21_000  # 20,002 and 3 tokens
 
 
 def test_long_texts_are_streamed() -> None:
-    """Blocks are of so many characters too."""
+    """A block is also limited in characters."""
     drawn: list[int] = []
 
     def passages() -> Iterator[Passage]:
@@ -312,7 +314,7 @@ def test_a_broken_tokenizer_json_is_named(tmp_path: Path) -> None:
 
 
 def test_padding_uses_the_tokenizers_pad_id(tmp_path: Path) -> None:
-    """From tokenizer to batch, with [PAD] and [MASK] exchanged, so that 0 is a token like others."""
+    """From tokenizer to batch, with the ids of [PAD] and [MASK] exchanged, so that 0 is an ordinary token."""
     folder = write_encoder(tmp_path)
     settings = read_json(folder / "tokenizer.json")
     vocabulary = settings["model"]["vocab"]
@@ -331,7 +333,8 @@ def test_padding_uses_the_tokenizers_pad_id(tmp_path: Path) -> None:
     plan = BatchPlan(4, negatives=2, length_multiple=4, max_query_length=8, max_passage_length=16)
     batch = plan.batch(data, np.arange(4), None)
     for tokens in (batch.queries, batch.passages):
-        assert tokens.mask.any(axis=1).tolist().count(False) == (4 if tokens is batch.passages else 0)  # empty slots
+        # Four slots are empty.
+        assert tokens.mask.any(axis=1).tolist().count(False) == (4 if tokens is batch.passages else 0)
         assert (tokens.ids[~tokens.mask] == 4).all()
         assert (~tokens.mask).any()
         assert not np.isin(tokens.ids[tokens.mask], (0, 4)).any()

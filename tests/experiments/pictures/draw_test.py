@@ -1,4 +1,4 @@
-"""Pictures of runs: the numbers that they show, files with the same bytes, and what cannot be drawn."""
+"""Pictures of runs: the numbers in them, files with the same bytes, and data that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytest.importorskip("matplotlib")
 
 
 def write_run(folder: Path, loss: float = 1.0, **keys: Any) -> Workdir:
-    """Write the files of a run of 40 steps that pictures read."""
+    """Write the files that pictures read, for a run of 40 steps."""
     run, config = Workdir(folder), base.get_config()
     config.train.batch_size = 8
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in keys.items()})
@@ -61,7 +61,7 @@ def write_run(folder: Path, loss: float = 1.0, **keys: Any) -> Workdir:
 
 
 def sweep_results() -> dict[str, Any]:
-    """Return results of two keys: chosen layers and a weight, two seeds each."""
+    """Return results of a sweep over chosen layers and a weight, with two seeds each."""
     points = [
         {
             "label": f"chosen={layer},12 local_weight={weight}",
@@ -81,7 +81,7 @@ def sweep_results() -> dict[str, Any]:
 
 
 def lines_of(ax: Any) -> dict[str, list[float]]:
-    """Return label -> heights of the labelled lines of a panel."""
+    """Map the labels of a panel's lines to their heights."""
     return {
         line.get_label(): [float(value) for value in line.get_ydata()]
         for line in ax.get_lines()
@@ -126,7 +126,7 @@ def test_curves_of_training(tmp_path: Path) -> None:
 
 
 def test_annealing_is_that_of_training(tmp_path: Path) -> None:
-    """80 examples in batches of 8: an epoch has 10 steps."""
+    """80 examples in batches of 8 make epochs of 10 steps."""
     run = write_run(tmp_path / "a", loss__annealing_rate=0.5, loss__temperature=0.2)
     steps, values = temperatures(run, "temperature")
     assert steps == list(range(41))
@@ -137,7 +137,7 @@ def test_annealing_is_that_of_training(tmp_path: Path) -> None:
 
 def test_bars_of_winners_and_weights(tmp_path: Path) -> None:
     runs = {"a": [write_run(tmp_path / "a")]}
-    write_json(tmp_path / "a/eval/data.test.step-7.diversity.json", {})  # of a checkpoint that is not the best
+    write_json(tmp_path / "a/eval/data.test.step-7.diversity.json", {})  # for a checkpoint that is not the best
     for picture, widths in ((winner_picture, [0.1, 0.3, 0.6]), (weight_picture, [0.2, 0.3, 0.5])):
         ax: Any = picture(runs).axes[0]
         assert [bar.get_width() for bar in ax.patches] == pytest.approx(widths)
@@ -159,7 +159,7 @@ def test_words_are_drawn_in_order_within_the_width() -> None:
 
     texts = make().axes[0].texts
     assert [text.get_text() for text in texts[:3]] == ["the", "river", "s"]
-    assert len({round(text.get_position()[1], 6) for text in texts}) > 1, "a long text has several lines"
+    assert len({round(text.get_position()[1], 6) for text in texts}) > 1, "a long text takes several lines"
 
 
 @pytest.mark.slow

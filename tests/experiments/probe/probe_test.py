@@ -1,4 +1,5 @@
-"""The probe of layers: vectors against numpy, measures against the evaluation, choices made on other queries."""
+"""The probe of layers: vectors against numpy, measures against the evaluation, and choices measured on other
+queries."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_vectors_of_layers_equal_numpy() -> None:
     np.testing.assert_allclose(of["mean"][:, 0], states[:, 0, :3].mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(of["mean_without_first"][:, 0], states[:, 0, 1:3].mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(of["last"][:, 0], states[:, 0, 2])
-    for token in TOKEN_TITLES:  # a text of one token
+    for token in TOKEN_TITLES:  # for a text of one token
         np.testing.assert_allclose(of[token][:, 1], states[:, 1, 0], rtol=1e-6)
 
 
@@ -99,7 +100,7 @@ def test_measures_are_those_of_an_evaluation() -> None:
 
 
 def planted(good: int, noise: float = 0.6, queries: int = 60) -> ProbeData:
-    """Three layers beside the embeddings; only layer `good` of a passage resembles its query's last layer."""
+    """Embeddings and three layers, of which only layer `good` of a passage resembles the last layer of its query."""
     random = np.random.default_rng(3)
     query = random.standard_normal((queries, 16))
     passages = random.standard_normal((4, queries, 16))
@@ -148,7 +149,7 @@ def test_the_printed_command_trains_the_probed_choice(
     name, keys = trained_keys(choice, run.config)
     assert name == "mlr"
     keys = {key.replace(".", "__"): value for key, value in keys.items()}
-    keys["head__mlr__chosen"] = choice.layers  # which a command line has as text
+    keys["head__mlr__chosen"] = choice.layers  # a text, as on a command line
     del keys["encoder__checkpoint"]
     trained = untrained_run(tmp_path / "run", root / "encoder", root / "data", head__name="mlr", **keys)
     np.testing.assert_allclose(trained.embedder()(texts, "passage").stacked(), probed, atol=1e-5)
@@ -160,7 +161,7 @@ def test_the_printed_command_reads_texts_as_the_run_does(root: Path) -> None:
     _, keys = trained_keys(Choice((1, 2), "mean", True), config)
     assert (keys["encoder.layers"], keys["tokens.query_prompt"]) == (2, "castle: ")
     assert keys["tokens.passage_length"] == config.tokens.passage_length
-    assert "tokens.passage_prompt" not in keys, "as usual"
+    assert "tokens.passage_prompt" not in keys, "the prompt has its usual value"
 
 
 @pytest.mark.table
@@ -179,7 +180,7 @@ def test_the_printed_command_trains_one_layer(root: Path, tmp_path: Path) -> Non
 
 
 def test_choices_are_measured_on_other_queries() -> None:
-    """Layer 1 finds the passages of the first half of the queries alone: it is chosen, and worse on the others."""
+    """Layer 1 ranks passages well only for the first half of the queries: it is chosen, and is worse on the others."""
     data = planted(1, noise=0.0)
     half = np.arange(30)
     data.passages.vectors[1, 0, 30:] = -data.queries.vectors[1, 0, 30:]

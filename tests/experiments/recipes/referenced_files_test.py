@@ -1,4 +1,4 @@
-"""Files that the steps of a recipe depend on."""
+"""The files that the steps of a recipe depend on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REFERENCED = (
     "train.teacher",
     "validation.corpus",
 )
-BY_THE_DATA = ("data.dev", "data.negatives_run", "data.train")  # inputs of the steps in their own right
-NO_INPUT = (  # values that are no path, and paths that change no result
+BY_THE_DATA = ("data.dev", "data.negatives_run", "data.train")  # they are separate inputs of the steps
+NO_INPUT = (  # values that are not paths, and paths that change no result
     "data.store",
     "encoder.direction",
     "encoder.sha256",
@@ -30,7 +30,7 @@ NO_INPUT = (  # values that are no path, and paths that change no result
     "mesh.coordinator",
     "mesh.platform",
     "optimizer.frozen",
-    "pretraining.scratch.tokenizer",  # a recipe does not pre-train
+    "pretraining.scratch.tokenizer",  # recipes do not pre-train
     "tokens.passage_prompt",
     "tokens.prompts",
     "tokens.query_prompt",

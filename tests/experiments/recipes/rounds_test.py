@@ -1,4 +1,4 @@
-"""Rounds of a recipe: negatives are refreshed in between, training goes on, and a teacher may be an earlier stage."""
+"""Rounds of a recipe: negatives are mined again, training continues, and a teacher may be an earlier stage."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ def stages_of(folder: Path, stages: list[dict[str, Any]], **keys: Any) -> list[S
 
 
 def test_a_stage_becomes_its_rounds(tmp_path: Path) -> None:
-    """The first mines as written; a later one with the round before, another sample. The next stage may name them."""
+    """The first round mines as configured; later ones mine with the round before, and sample anew. The next stage may
+    name any round."""
     after = {"name": "b", "mine": {"pools": ["ance-3"], "concat": ["ance-2"]}}
     warm, *rounds, last = stages_of(tmp_path, [{"name": "warm"}, ANCE, after], train__steps=5, train__start_from="")
     assert (warm.name, last.name) == ("warm", "b")
     assert [stage.name for stage in rounds] == ["ance-1", "ance-2", "ance-3"]
     assert [stage.pools for stage in rounds] == [("bm25",), ("ance-1",), ("ance-2",)]
-    assert [stage.config.train.start_from for stage in rounds] == ["", "ance-1", "ance-2"], "but of the first"
+    assert [stage.config.train.start_from for stage in rounds] == ["", "ance-1", "ance-2"], (
+        "every round but the first continues another"
+    )
     assert [(s.config.train.round, s.config.train.rounds, s.config.train.steps) for s in rounds] == [
         (1, 3, 5),
         (2, 3, 5),
@@ -55,7 +58,7 @@ def test_the_recipe_of_ance() -> None:
     assert [rounds[0].pools, rounds[0].config.train.start_from] == [("warm_up",), "warm_up"]
     assert {stage.config.optimizer.learning_rate for stage in rounds} == {1e-6}
     assert (warm_up.config.optimizer.learning_rate, warm_up.config.train.batch_size) == (2e-4, 32)
-    assert {stage.config.tokens.passage_length for stage in (warm_up, *rounds)} == {512}, "one contract"
+    assert {stage.config.tokens.passage_length for stage in (warm_up, *rounds)} == {512}, "all have one contract"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_invalid_rounds_are_errors(changes: dict[str, Any], message: str, tmp_pa
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., list[Stage]]:
-    """A function of stages that reads them with a tiny encoder and tiny data."""
+    """Return a function that reads stages with a tiny encoder and tiny data."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     keys = {
         "encoder.checkpoint": str(encoder),
@@ -135,7 +138,7 @@ def negatives(examples: list[Example]) -> dict[str, set[str]]:
 
 
 def best_passages(run: Path, data: Path, queries: dict[str, str], depth: int) -> dict[str, set[str]]:
-    """The passages that a run's best checkpoint ranks first, by vectors alone."""
+    """Return the passages that a run's best checkpoint ranks first, computed from the vectors."""
     corpus = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()]
     opened = open_run(run)
     embedder, tokenizer = opened.embedder(), opened.tokenizer
@@ -150,7 +153,7 @@ def best_passages(run: Path, data: Path, queries: dict[str, str], depth: int) ->
 def test_a_recipe_with_warm_up_rounds_and_a_student(
     tiny: Callable[..., list[Stage]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second round's negatives are those that the first one's checkpoint ranks high, and others than before."""
+    """The second round's negatives are ranked high by the first one's checkpoint, and differ from the first round's."""
     ance = {**ANCE, "rounds": 2, "mine": {**BM25, "pools": ["warm"]}}
     student = {"name": "student", "config": {"train.teacher": "ance-2", **TAUGHT}}
     stages = tiny({"name": "warm", "mine": BM25}, ance, student, train__steps=4, optimizer__learning_rate=3e-3)
@@ -165,7 +168,9 @@ def test_a_recipe_with_warm_up_rounds_and_a_student(
     queries = {example.query.id: example.query.text for example in second}
     ranked = best_passages(tmp_path / "run" / "ance-1", tmp_path / "data", queries, BM25["depth"])
     assert all(chosen and chosen <= ranked[query] for query, chosen in negatives(second).items())
-    assert not all(chosen <= ranked[query] for query, chosen in negatives(first).items()), "of the warm-up's ranking"
+    assert not all(chosen <= ranked[query] for query, chosen in negatives(first).items()), (
+        "the first round's negatives are not"
+    )
     assert negatives(first) != negatives(second)
     assert records["ance-2.mine"]["inputs"]["pools"] == {"ance-1": records["ance-1.encode"]["files"]}
     assert records["ance-2.train"]["inputs"]["runs"]["train.start_from"] == records["ance-1.train"]["files"]

@@ -1,4 +1,4 @@
-"""The stages of a config: what they may say, what is done once, and what is done again."""
+"""The stages of a config: their settings, steps that are done once, and steps that are done again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STAGES = """[
 
 
 class Steps:
-    """A step that writes a file, and how often it was done."""
+    """A step that writes a file and counts its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.done, self.said = folder, 0, []  # type: ignore[var-annotated]
@@ -181,12 +181,12 @@ def test_invalid_stages_are_errors(written: str, message: str, tmp_path: Path) -
 
 
 def test_a_stage_of_another_config_is_a_teacher(tmp_path: Path) -> None:
-    """Of the command line it takes data, devices and seeds, but what it says of them itself counts."""
+    """It takes data, devices and seeds from the command line, unless its own config sets them."""
     taught = "{'name': 'b', 'teacher': 'a', 'config': {'loss.kl.weight': 1.0}, 'mine': {'pools': ['bm25']}}"
     first = "{'name': 'a', 'base': 'cross_encoder:minilm', 'mine': {'pools': ['bm25']}, 'config': {'data.dev': ''}}"
     (tmp_path / "c.py").write_text(CONFIG.format(stages=f"[{first}, {taught}]"))
     overrides = {"data.train": "X", "data.dev": "Y", "train.steps": 7, "seed.init": 3, "normalize": True}
-    overrides["loss.kl.weight"] = 2.0  # the command line counts more than a stage of the recipe's own config
+    overrides["loss.kl.weight"] = 2.0  # the command line takes precedence over a stage of the recipe's config
     cross, student = read_stages(str(tmp_path / "c.py"), overrides, "regex")
     assert (cross.is_reranker, student.is_reranker, student.teacher) == (True, False, "a")
     assert (cross.config.data.train, cross.config.data.dev, cross.config.seed.init) == ("X", "", 3)
@@ -202,7 +202,7 @@ SECOND = {"name": "b", "mine": {"pools": ["a"], "concat": ["a"]}, "teacher": "a"
 
 @pytest.mark.slow
 def test_the_digest_of_a_step_covers_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its result depends on, and not where the files are."""
+    """It covers everything that the result depends on, but not the paths of files."""
     data = write_data(tmp_path / "data", train=4, dev=2)
     shutil.copytree(data, tmp_path / "elsewhere" / "data")
     shutil.copytree(data, tmp_path / "renamed")
@@ -232,21 +232,21 @@ def test_the_digest_of_a_step_covers_its_inputs(tmp_path: Path, monkeypatch: pyt
     every = {"mine", "score", "train", "encode", "search"}
     assert set(steps()) == every
     assert differ(on=tmp_path / "elsewhere" / "data") == set()
-    assert differ(on=tmp_path / "renamed") == {"encode", "search"}, "results and vectors have the folder's name"
-    assert differ(keys={"data.subset": 3}) == {"mine"}, "what is mined is the subset"
+    assert differ(on=tmp_path / "renamed") == {"encode", "search"}, "results and vectors have the name of the folder"
+    assert differ(keys={"data.subset": 3}) == {"mine"}, "the subset is mined"
     assert differ(keys={"seed.data": 3}) == {"mine", "train"}
     assert differ(keys={"data.on_error": "skip"}) == {"mine", "score", "train"}
     assert differ(match="regex") == {"mine", "search"}
     assert differ(k=5) == differ(measures=("RR@5",)) == {"search"}
     assert differ(keys={"encode.dtype": "float16"}) == {"encode", "train"}
     assert differ(keys={"data.dev": str(data)}) == {"train"}
-    assert differ(keys={"normalize": False}) == {"train"}, "which the encoder's directory may not decide then"
+    assert differ(keys={"normalize": False}) == {"train"}, "the encoder's directory may no longer decide this"
     start = {"encoder.checkpoint": str(write_encoder(tmp_path / "encoder"))}
     before = steps(keys=start)
     (tmp_path / "encoder" / "tokenizer.json").write_text("{}")
     after = steps(keys=start)
     assert {step for step in every if before[step] != after[step]} == {"train"}
-    assert differ(made={"a.mine": {"x.jsonl": "2"}}) == {"mine"}, "its file follows"
+    assert differ(made={"a.mine": {"x.jsonl": "2"}}) == {"mine"}, "the digest covers the file of the step"
     assert differ(made={"a.mine": {"x.jsonl": "1", "x.parents.json": "2"}}) == set()
     assert differ(made={"a.encode": {"x": "2"}}) == {"mine", "score"}
     assert differ(made={"a.train": {"x": "2"}}) == {"score"}
@@ -256,7 +256,7 @@ def test_the_digest_of_a_step_covers_its_inputs(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_identity_of_a_stage_ignores_seeds(tmp_path: Path) -> None:
-    """Everything but seeds, and what models of other seeds made; not where files are."""
+    """It covers everything except seeds, results of other seeds, and paths of files."""
     data, teacher = write_data(tmp_path / "data", train=4, dev=2), write_encoder(tmp_path / "teacher")
     shutil.copytree(data, tmp_path / "elsewhere" / "data")
     shutil.copytree(teacher, tmp_path / "elsewhere" / "teacher")
@@ -276,9 +276,9 @@ def test_the_identity_of_a_stage_ignores_seeds(tmp_path: Path) -> None:
     assert first == lineage({"data.dev": str(moved / "data")}, moved / "teacher")
     assert first != lineage({"train.batch_size": 7})
     (moved / "teacher" / "tokenizer.json").write_text("{}")
-    assert first != lineage({}, moved / "teacher"), "another teacher"
+    assert first != lineage({}, moved / "teacher"), "another teacher makes another stage"
     (moved / "data" / "qrels" / "dev.tsv").write_text((data / "qrels" / "test.tsv").read_text())
-    assert first != lineage({"data.dev": str(moved / "data")}), "the best checkpoint was chosen by other queries"
+    assert first != lineage({"data.dev": str(moved / "data")}), "other queries select the best checkpoint"
 
 
 def test_a_config_without_stages() -> None:
@@ -288,7 +288,7 @@ def test_a_config_without_stages() -> None:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Callable[..., list[Any]]:
-    """A recipe of two stages in miniature."""
+    """Return a function that runs a tiny recipe of two stages."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     (tmp_path / "c.py").write_text(CONFIG.format(stages=STAGES))
     flags = [flag.removeprefix("--config.").partition("=") for flag in train_arguments(encoder, data, tmp_path)[2:]]
@@ -349,7 +349,8 @@ def test_an_error_of_a_late_step_is_raised_first(
 
 
 def write_records(path: str, passages: Mapping[str, str]) -> None:
-    """Write a training record of passages: positives, of which the second has a score, and the last a negative."""
+    """Write a training record: the last passage is a negative, the others are positives, of which the second has a
+    score."""
     texts: list[dict[str, Any]] = [{"docid": key, "text": text} for key, text in passages.items()]
     sides = {"positive_passages": texts[:-1], "negative_passages": [texts[-1] | {"score": 0}]}
     sides["positive_passages"][-1]["score"] = 1
@@ -429,7 +430,8 @@ def test_an_error_of_a_late_stage_is_raised_before_the_first(
 
 
 def test_a_teacher_outside_the_recipe_scores_no_other_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The records contain their texts, so they are compared with those that the run encoded, before the first step."""
+    """The records contain their texts, so these are compared with the texts of the run's vectors before the first
+    step."""
     monkeypatch.chdir(tmp_path)
     encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
     run, corpus = untrained_run(Path("run"), encoder, data), Corpus.open(data)
@@ -455,7 +457,8 @@ def test_a_teacher_outside_the_recipe_scores_no_other_texts(tmp_path: Path, monk
 
 
 def test_a_stage_with_vectors_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint of the vectors would be deleted, and the recipe could not be continued with its first config."""
+    """Training would delete the checkpoint of these vectors, and the recipe could not be continued with its first
+    config."""
     monkeypatch.chdir(tmp_path)
     encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
     corpus, run = Corpus.open(data), untrained_run(Path("one/a"), encoder, data)
@@ -477,8 +480,8 @@ def test_a_stage_with_vectors_is_not_trained_on(tmp_path: Path, monkeypatch: pyt
 
 
 def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions alone to mine from retrieval; records with texts of their own in a folder without a corpus; scores of
-    a positive that is not the first."""
+    """Questions without positives, whose negatives are mined from rankings; records with texts in a folder without a
+    corpus; scores of a positive that is not the first."""
     monkeypatch.chdir(tmp_path)
     encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
     Path("questions").mkdir()
@@ -505,7 +508,7 @@ def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    """Before the first stage; here there is none, and so no table."""
+    """They are removed before the first stage. There is no stage here, so no table can be written."""
     data = write_data(tmp_path / "data", train=4, dev=2)
     left = [tmp_path / "run" / part / ".one.json.0123456789abcdef01234567.tmp" for part in ("mined", "done")]
     for path in left:
@@ -551,7 +554,7 @@ def test_encoded_passages_count_only_with_their_vectors(tmp_path: Path) -> None:
     vectors.write_bytes(whole)
     assert recipe._is_encoded(stage)
     write_parts(folder, [CorpusPart("", "0", 4).with_deleted([1])])
-    assert not recipe._is_encoded(stage), "search would see what is left"
+    assert not recipe._is_encoded(stage), "search would use the files that are left"
 
 
 def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> None:
@@ -576,7 +579,7 @@ def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> Non
         raise AssertionError
 
     whole = shards["b"].read_bytes()
-    shards["b"].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # by its size it is whole
+    shards["b"].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # its size is right
     with pytest.raises(ShardError, match=r"damaged (.*\n)*Run .*b"):
         recipe._run_step("b.search", 1, search)
     assert (tmp_path / "done" / "a.encode.json").exists()
@@ -594,7 +597,7 @@ def test_explicit_keys_override_the_encoders_directory(two: Callable[..., list[A
 def test_two_stages_run_to_the_table(
     two: Callable[..., list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a dev set: validation is of training, and tested there."""
+    """Without a dev set: validation belongs to training, and is tested there."""
     keys = {"train__steps": 2, "data__dev": ""}
     records = {path.stem: read_with_digest(path) for path in two(**keys)}
     steps = ["mine", "train", "encode", "search"]
@@ -607,7 +610,7 @@ def test_two_stages_run_to_the_table(
         config = read_json(tmp_path / "two" / f"stage{number}" / "config.json")
         ending = ".scored.jsonl" if number == 2 else ".jsonl"
         assert config["data"]["train"] == str(tmp_path / "two" / "mined" / f"stage{number}{ending}")
-        assert config["train"]["start_from"] == "", "from the start again"
+        assert config["train"]["start_from"] == "", "training starts from the beginning"
         cost = read_json(tmp_path / "two" / f"stage{number}" / "eval" / "data.test.json")["cost"]
         assert cost["bytes_per_passage"] > 0
         assert {"encode_ms", "search_ms"} <= cost["latency"].keys()
@@ -616,7 +619,7 @@ def test_two_stages_run_to_the_table(
     scored = TrainingSource.open(tmp_path / "two" / "mined" / "stage2.scored.jsonl").read()
     assert [(e.query.id, e.negatives) for e in scored] == [(e.query.id, e.negatives) for e in mined[1]]
     own = {e.query.id: dict(zip((p.id for p in e.negatives), e.negative_scores)) for e in mined[1] if e.negative_scores}
-    assert own, "the pool is the teacher, so that its scores are known"
+    assert own, "the teacher mines, so the scores are known"
     for e in scored:
         assert dict(zip((p.id for p in e.negatives), e.negative_scores)) == own.get(e.query.id, {}) or not e.negatives
     lineage = (tmp_path / "two" / "stage2" / "lineage.json").read_text()

@@ -1,4 +1,5 @@
-"""A report in headless Chromium: no error, every section in sight, sorted tables, axe-core, phones and the dark."""
+"""A report in headless Chromium: without errors, with every section visible, sorted tables, axe-core, phones and the
+dark mode."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Return a browser without a network."""
+    """Return a browser without network access."""
     if not CHROMIUM or not DRIVER:
         pytest.skip("chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
@@ -47,7 +48,7 @@ def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def show(browser: Any, address: str, width: int = 1280, scheme: str = "light") -> None:
-    """Open a page in a window of a width, in the light or in the dark."""
+    """Open a page in a window of this width, in the light or dark mode."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -69,7 +70,7 @@ def test_axe_reports_nothing_and_the_console_is_empty(browser: Any, report: str,
 
 
 def test_control_axe_reports_a_defect(browser: Any, report: str) -> None:
-    """Control: a picture without a name."""
+    """The defect is a picture without a name."""
     show(browser, report)
     browser.execute_script("document.querySelector('figure svg').removeAttribute('aria-label')")
     browser.execute_script((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
@@ -84,9 +85,11 @@ def test_every_section_is_visible_and_fits_a_phone(browser: Any, report: str) ->
     )
     assert tuple(name for name, _ in heights) == SECTIONS
     assert min(height for _, height in heights) > 60
-    assert browser.execute_script("return document.documentElement.scrollWidth") == 390, "tables scroll, the page not"
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 390, (
+        "tables scroll, but the page does not"
+    )
     wide = "return [...document.querySelectorAll('.scroll')].some((one) => one.scrollWidth > one.clientWidth)"
-    assert browser.execute_script(wide), "control: some table is wider than a phone"
+    assert browser.execute_script(wide), "control: a table is wider than a phone"
 
 
 def test_dark_mode_is_dark(browser: Any, report: str) -> None:
@@ -97,7 +100,7 @@ def test_dark_mode_is_dark(browser: Any, report: str) -> None:
     show(browser, report, scheme="dark")
     dark = browser.execute_script(colour), browser.execute_script(ink)
     assert (min(light[0]) > 200, max(light[1]) < 80) == (True, True)
-    assert (max(dark[0]) < 60, min(dark[1]) > 200) == (True, True), "pictures, too"
+    assert (max(dark[0]) < 60, min(dark[1]) > 200) == (True, True), "also in pictures"
 
 
 def test_a_table_is_sorted_by_keyboard(browser: Any, report: str) -> None:
@@ -124,7 +127,7 @@ def test_missing_numbers_are_sorted_last(browser: Any, report: str) -> None:
     )
     last = f"return [...{table}.tBodies[0].rows].at(-1).cells[2].textContent"
     button = browser.execute_script(f"return {table}.querySelectorAll('thead button')[2]")
-    for _ in range(2):  # down, and up
+    for _ in range(2):  # descending, then ascending
         button.send_keys(" ")
         assert browser.execute_script(last) == "–"
 

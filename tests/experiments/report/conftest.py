@@ -1,4 +1,4 @@
-"""Two tiny runs with everything that a report shows, on texts that look like HTML."""
+"""Two tiny runs with data for every part of a report, and with texts that look like HTML."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def change_lines(path: Path, key: str, text: str) -> None:
-    """Append a text to a field of every record of a file of JSON lines."""
+    """Append a text to a field of every record in a JSONL file."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({**one, key: f"{one.get(key, '')} {text}"}) + "\n" for one in records))
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the runs `dual` and `layers`, and the folder `data` that they were trained and tested on.
-    Training, test and dev have queries in common, and some passages are equal."""
+    """Return a folder with the runs `dual` and `layers`, and with the folder `data` on which they were trained and
+    tested. Training, test and dev share queries, and some passages are equal."""
     root = tmp_path_factory.mktemp("report")
     encoder, data = write_encoder(root / "encoder"), write_data(root / "data")
     with open(data / "corpus.jsonl", "a") as file:

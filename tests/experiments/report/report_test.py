@@ -1,4 +1,4 @@
-"""Reports of runs: what they show, that text stays text, the same bytes, and what is missing."""
+"""Reports of runs: their contents, escaped texts, equal bytes, and missing data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VOID = {"meta", "link"}
 
 
 class Page(HTMLParser):
-    """A page that was read: its tags, the text of each section, and whether every tag is closed."""
+    """A parsed page: its tags, the text of each section, and whether every tag is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def test_a_query_shows_both_texts_and_the_winning_vector(page: Page, runs: Path)
 
 
 def test_the_winning_vector_is_that_of_the_search(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the lengths of texts, the size of vectors, and the queries' own instructions, of the search."""
+    """It uses the search's lengths of texts, size of vectors, and instructions of queries."""
     run = ReportFiles((str(runs / "layers"),)).runs[0]
     run.results["data.test"]["provenance"]["search"] |= {"query_length": 4, "passage_length": 5, "dimension": 3}
     shapes: list[tuple[int, ...]] = []
@@ -141,7 +141,7 @@ def test_the_winning_vector_is_that_of_the_search(runs: Path, monkeypatch: pytes
     winners = winning_vectors(run, "data.test", queries, {query.id: passages for query in queries})
     assert set(winners.values()) <= set(run.vector_names)
     assert shapes == [(4, 3), (5, 3)]
-    assert tokenized == [queries], "and not their texts alone"
+    assert tokenized == [queries], "the whole queries, not only their texts"
 
 
 def test_warnings_of_jobs_and_of_the_data(page: Page) -> None:
@@ -154,7 +154,7 @@ def test_warnings_of_jobs_and_of_the_data(page: Page) -> None:
 
 
 def test_texts_are_escaped(page: Page) -> None:
-    """A passage or query that looks like HTML makes no element."""
+    """A passage or query that looks like HTML creates no element."""
     assert len(page.of("script")) == 1
     assert page.of("img") == []
     assert TITLE in page.sections["queries"]
@@ -168,7 +168,7 @@ def test_texts_are_escaped(page: Page) -> None:
 
 
 def test_a_page_is_one_file(page: Page, runs: Path, tmp_path: Path) -> None:
-    """It names nothing to load, its policy forbids it, its script is small, and ids are there once."""
+    """It refers to no other file, and its policy forbids that; its script is small, and ids are unique."""
     addresses = [a.get(key) for _, a in page.tags for key in ("src", "href", "xlink:href") if a.get(key)]
     assert all(str(address).startswith(("#", "data:")) for address in addresses)
     text = write_report([str(runs / "dual")], tmp_path / "one.html").read_text()
@@ -232,7 +232,9 @@ def test_a_result_of_unknown_origin_is_shown_and_not_compared(runs: Path, tmp_pa
     assert "Not compared: " in shown["quality"]
     assert "Without a result on this data set: layers." in shown["quality"]
     assert "another.json does not say where its queries are" in shown["warnings"]
-    assert re.search(r"queries of data\.test are in .*data \(train\)", shown["warnings"]), "the others are looked at"
+    assert re.search(r"queries of data\.test are in .*data \(train\)", shown["warnings"]), (
+        "the other queries are checked"
+    )
 
 
 def test_arguments(runs: Path, tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_names_are_not_interpreted_in_pictures() -> None:
 
 
 def test_a_wide_range_of_costs_has_a_logarithmic_axis() -> None:
-    """Its numbers are written out, and do not overlap."""
+    """The numbers of the axis are written out, and do not overlap."""
     near = picture_svg(partial(cost_picture, {"a": (100.0, 0.5), "b": (300.0, 0.6)}, ("bytes", "nDCG@10")))
     assert "10^" not in near
     for costs, shown in (((154, 1536), ("200", "500", "1,000")), ((0.1, 1e4), ("0.1", "1,000"))):

@@ -1,4 +1,4 @@
-"""A second reading of the papers: every constant that they state is the one that a row of `jaxret reproduce` has."""
+"""A second reading of the papers: every constant that they state equals that of a row of `jaxret reproduce`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def case_id(case: Case) -> str:
 
 
 def stated(case: Case) -> dict[tuple[str, str], tuple[Any, str]]:
-    """(stage, key) -> what the recipe must have, and where the paper says it or why the recipe differs."""
+    """Map (stage, key) to the recipe's value, and to the place in the paper, or the reason for a difference."""
     constants: dict[tuple[str, str], tuple[Any, str]] = {}
     for group in GROUPS:
         if any(fnmatchcase(case_id(case), pattern) for pattern in group["rows"]):
@@ -41,7 +41,7 @@ def stated(case: Case) -> dict[tuple[str, str], tuple[Any, str]]:
 
 
 def actual(case: Case, stage: str, keys: list[str]) -> Iterator[Any]:
-    """Yield the recipe's values of keys; those of a config are of `stage`, or of the stage that the row measures."""
+    """Yield the recipe's values of keys. Keys of a config belong to `stage`, or to the stage that the row measures."""
     row = case.row
     if row.verb == "recipe":
         (read,) = [one for one in read_stages(case.config, dict(row.set)) if one.name == (stage or row.stage)]
@@ -82,7 +82,7 @@ def is_unstated(row: PaperRow) -> bool:
 @pytest.mark.parametrize("row", [row for row in ROWS if not is_unstated(row)], ids=lambda row: row.id)
 def test_a_row_has_the_constants_of_its_paper(row: PaperRow) -> None:
     for case in row.cases():
-        assert stated(case), f"{case_id(case)}: nothing in paper_constants.toml"
+        assert stated(case), f"{case_id(case)} is missing in paper_constants.toml"
         assert list(disagreements(case)) == []
 
 

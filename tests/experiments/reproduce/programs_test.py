@@ -1,7 +1,7 @@
-"""Every row's training step is built: the model with the checks of the start of training, and its abstract step.
+"""Every row's training step can be built: the model, with the checks that training makes first, and its abstract step.
 
-`make test` builds the model of every row, and traces a step of every kind: of few layers, a small batch, short texts.
-The exhaustive tests lower every distinct step as it is. Nothing is compiled; `make test-plan` does that.
+`make test` builds the model of every row, and traces a step of every kind: with few layers, a small batch and short
+texts. The exhaustive tests lower every distinct step in its full size. Nothing is compiled; `make test-plan` does that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRAINED = [row for row in paper_rows().values() if row.runnable and row.config]
 
 @cache
 def case_configs(row_id: str) -> dict[str, ConfigDict]:
-    """Return the configs of all trainings of a row's models, with the row's keys, by name."""
+    """Return the configs of all trainings for a row's models, with the row's keys, by name."""
     return {name: config for case in paper_rows()[row_id].cases() for name, config in trained(case)}
 
 
@@ -52,7 +52,8 @@ def trained(case: Case) -> Iterator[tuple[str, ConfigDict]]:
 
 
 def small(config: ConfigDict) -> ConfigDict:
-    """Return a config of the same operations: one layer (MLR: two, and both are chosen), a small batch, short texts."""
+    """Return a config with the same operations: one layer (two for MLR, both chosen), a small batch, and short
+    texts."""
     changes = {
         "encoder.layers": 2 if config.head.name == "mlr" else 1,
         "head.mlr.chosen": (1, 2),
@@ -78,7 +79,8 @@ def step(config: ConfigDict) -> AbstractProgram:
 
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.id)
 def test_the_models_of_a_row_are_built(row: PaperRow) -> None:
-    """With the published shapes of its encoder: no layer, head or pooling that the encoder does not have."""
+    """With the published shapes of its encoder, so that the config names no layer, head or pooling that the encoder
+    lacks."""
     for name, config in case_configs(row.id).items():
         config = change_config(config, {"data.train": "train"}, name)
         check_config(config)
@@ -96,7 +98,8 @@ def test_control_a_missing_layer_is_noticed() -> None:
 
 @pytest.mark.slow
 def test_a_step_of_every_kind_is_traced() -> None:
-    """Of every head on every architecture, and of every pooling. `tests/families_test.py` runs all their pairs."""
+    """It covers every head on every architecture, and every pooling. `tests/families_test.py` runs all pairs of
+    them."""
     traced: set[tuple[str, str]] = set()
     for row in TRAINED:
         for config in case_configs(row.id).values():
@@ -120,7 +123,7 @@ LOWERED: set[str] = set()
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.id)
 def test_every_step_is_lowered(row: PaperRow) -> None:
-    """At its own size; equal programs once."""
+    """Each step has its full size; equal programs are lowered once."""
     for name, config in case_configs(row.id).items():
         if config.task == "retrieval" and (key := program_key(config)) not in LOWERED:
             LOWERED.add(key)

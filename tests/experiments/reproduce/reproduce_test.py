@@ -1,4 +1,4 @@
-"""The papers' tables: every row has commands, every config builds, and a row really runs."""
+"""The papers' tables: every row has commands, every config builds, and one row runs completely."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_row_has_as_many_numbers_as_measures() -> None:
 
 @pytest.mark.parametrize("row", [row for row in RUNNABLE if row.config], ids=lambda row: row.id)
 def test_every_config_of_a_row_builds(row: PaperRow) -> None:
-    """With the row's keys, and of a recipe in every stage: no row can name a setting that does not exist."""
+    """With the row's keys, in every stage of a recipe: no row can name a setting that does not exist."""
     for case in row.cases():
         config = load_config(case.config)
         require_keys(config, row.set, case.config)
@@ -90,7 +90,7 @@ for arguments in json.load(sys.stdin):
 
 
 def parsed(verb: str, commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
-    """Parse the arguments of a verb's commands in a process that has the flags of this verb alone."""
+    """Parse the arguments of a verb's commands in a process that defines only this verb's flags."""
     module = f"jaxret.cli.{verb.replace(' ', '_')}"
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, module],
@@ -103,7 +103,7 @@ def parsed(verb: str, commands: list[list[str]]) -> subprocess.CompletedProcess[
 
 @pytest.mark.slow
 def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
-    """One command of each set of flags. The keys of a config are those of `test_every_config_of_a_row_builds`."""
+    """One command for each set of flags. Keys of configs are checked by `test_every_config_of_a_row_builds`."""
     by_verb: dict[str, dict[tuple[str, ...], list[str]]] = {}
     for case in cases():
         for command in case_commands(case, Places(Path("data"), tmp_path)):
@@ -121,7 +121,7 @@ def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
 
 
 def touch_sources(command: Sequence[str]) -> None:
-    """Write empty files, or folders with some, where a command reads queries and judgements."""
+    """Create empty files, or folders with some, at the paths from which a command reads queries and judgements."""
     for argument in command:
         flag, _, value = argument.partition("=")
         path = Path(value)
@@ -134,11 +134,11 @@ def touch_sources(command: Sequence[str]) -> None:
 
 
 def test_results_are_read_where_each_search_writes_them(tmp_path: Path) -> None:
-    """Where the search writes them: an evaluation for each search, with the label of its options."""
+    """There is one evaluation per search, with the label of its options."""
     seen, places = 0, Places(tmp_path / "data", tmp_path / "runs")
     for case in cases():
         searches = [one for one in case_commands(case, places) if one[0] in ("search", "bm25")]
-        if case.row.numbers and searches and not case.row.subsets:  # the names of subsets are those of files
+        if case.row.numbers and searches and not case.row.subsets:  # subsets are named after files
             for command in searches:
                 touch_sources(command)
             paths = list(run_row_module._evaluation_parts(case, places, Path("run")))
@@ -165,7 +165,7 @@ def test_the_tables_of_aggretriever_search_with_long_queries_too() -> None:
 
 
 def test_aggretriever_reads_beir_at_512_tokens() -> None:
-    """Aggretriever's tables measure MS MARCO at the lengths of training, and BEIR at 512."""
+    """Aggretriever's tables measure MS MARCO with the lengths of training, and BEIR with 512 tokens."""
     (row,) = find_rows("aggretriever/8/full")
     commands = {case.target.name: case_commands(case, PLACES) for case in row.cases()}
     assert "--passage_length=512" in commands["beir_small"][-1]
@@ -173,7 +173,7 @@ def test_aggretriever_reads_beir_at_512_tokens() -> None:
 
 
 def test_the_checkpoint_is_chosen_by_data_set() -> None:
-    """MLR's appendix A for table 2 and appendix D for table 3; MS MARCO has no dev set here."""
+    """MLR's appendix A applies to table 2, and appendix D to table 3; MS MARCO has no dev set here."""
     chosen = {
         (row.id, case.source.name): [flag for flag in case_commands(case, PLACES)[0] if "validation.best" in flag]
         for row in (find_rows("mlr/2/mlr-10-12") + find_rows("mlr/3/mlr") + find_rows("mlr/4/mlr-stage-2"))
@@ -196,7 +196,7 @@ def test_the_checkpoint_is_chosen_by_data_set() -> None:
 
 
 def small_msmarco(folder: Path) -> Places:
-    """Write a folder msmarco of six passages, and return places of a model that is not there."""
+    """Write a folder msmarco with six passages, and return places with a model that does not exist."""
     data = folder / "data" / "msmarco"
     data.mkdir(parents=True)
     words = ["red fox", "blue whale", "green frog", "red whale", "blue frog", "green fox"]
@@ -211,7 +211,7 @@ def small_msmarco(folder: Path) -> Places:
 
 @pytest.mark.slow
 def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Path) -> None:
-    """Queries without BM25's negatives in a file are queries of the papers too; a recipe that mines needs no file."""
+    """The papers also train on queries without BM25 negatives in a file; a recipe that mines needs no file."""
     places = small_msmarco(tmp_path)
     mined: set[str] = set()
     for row in ("aggretriever/2/bert-agg", "aggretriever/6/distilbert-agg-hard", "i3/2/dpr", "mlr/5/mlr"):
@@ -221,7 +221,7 @@ def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Pa
         assert (mine[0], train[0]) == ("mine", resolved(case.row).verb)
         out = mine[-1].removeprefix("--out=")
         assert f"--config.data.train={out}" in train
-    assert len(mined) == 2, "one file for each of the two corpora"
+    assert len(mined) == 2, "one file per corpus"
     recipe = case_commands(find_rows("mlr/4/mlr-stage-2")[0].cases()[0], PLACES)[0]
     assert {"recipe", "--config.data.train=data/msmarco_titles"} < set(recipe)
     mine = case_commands(find_rows("i3/2/dpr")[0].cases()[0], places)[0]
@@ -235,7 +235,8 @@ def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_mined_file_is_reused_for_the_same_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Mining for half a million queries is not repeated for the next row. The training that follows has no encoder."""
+    """Mining for half a million queries is not repeated for the next row. The training afterwards fails, because there
+    is no encoder."""
     places = small_msmarco(tmp_path)
     data, mined = places.data / "msmarco", places.workdir / "bm25-negatives-msmarco.jsonl"
 
@@ -261,7 +262,7 @@ def test_a_mined_file_is_reused_for_the_same_files(tmp_path: Path, capfd: pytest
 
 
 def test_bm25_rows_share_one_index_per_corpus() -> None:
-    """Settings of the row are flags; the judgements of subsets are split first, and searched after all queries."""
+    """Settings of the row are flags; judgements of subsets are split first, and searched after all queries."""
     split, *searches = case_commands(find_rows("i3/4/bm25")[0].cases()[0], PLACES)
     assert split[:2] == ["data", "split"]
     qrels = [next(flag for flag in search if flag.startswith("--qrels=")) for search in searches]
@@ -314,7 +315,7 @@ def test_five_seeds_are_five_runs() -> None:
 
 
 def test_rows_that_train_alike_share_a_run() -> None:
-    """Every folder has one training command, and every training command one folder."""
+    """Every folder has exactly one training command, and every training command one folder."""
     commands: dict[Path, list[str]] = {}
     for case in cases():
         for seed in case_seeds(case):
@@ -333,7 +334,7 @@ def test_stages_and_tables_share_a_run() -> None:
 
     assert folder("i3/2/i3-stage-1") == folder("i3/2/i3-stage-2")
     assert folder("mlr/4/mlr-stage-2") == PLACES.workdir / "mlr-4-mlr-stage-1" / "msmarco_titles"
-    assert folder("mlr/section-4.2.2/mlr-4") == folder("mlr/1/bert-last-four"), "of the verb train too"
+    assert folder("mlr/section-4.2.2/mlr-4") == folder("mlr/1/bert-last-four"), "the verb of both is train"
     agg = PLACES.workdir / "aggretriever-2-distilbert-agg" / "msmarco"
     assert folder("aggretriever/7/128-640") == folder("aggretriever/8/full") == agg
     assert folder("aggretriever/8/semi") != agg
@@ -349,7 +350,9 @@ def test_missing_files_are_listed_with_their_origin() -> None:
 def test_every_file_has_a_format_of_the_documentation() -> None:
     files = {Path(file).name for data in datasets().values() for file in data.files}
     formats = {file: [name for pattern, name in FILE_FORMATS.items() if fnmatchcase(file, pattern)] for file in files}
-    assert [file for file, names in formats.items() if not names] == ["config.json"], "a model's"
+    assert [file for file, names in formats.items() if not names] == ["config.json"], (
+        "only a model has files without a format"
+    )
     assert set(FILE_FORMATS.values()) <= set(FORMATS_BY_NAME)
 
 
@@ -382,7 +385,7 @@ def test_a_difference_is_in_standard_errors() -> None:
 
 @pytest.fixture
 def small_squad(tmp_path: Path) -> Path:
-    """Folders squad and wikipedia, in DPR's formats, of a few passages."""
+    """Write folders squad and wikipedia with a few passages in DPR's formats."""
     write_data(tmp_path / "beir")
     passages = [json.loads(line) for line in (tmp_path / "beir" / "corpus.jsonl").read_text().splitlines()]
     data, wiki = tmp_path / "data" / "squad", tmp_path / "data" / "wikipedia"
@@ -411,7 +414,7 @@ def small_squad(tmp_path: Path) -> Path:
 
 
 def small_keys(encoder: Path) -> dict[str, Any]:
-    """Write a tiny encoder, and return the keys with which a row trains two steps of it."""
+    """Write a tiny encoder, and return keys with which a row trains it for two steps."""
     return {
         "encoder.checkpoint": str(write_encoder(encoder)),
         "encoder.dtype": "float32",
@@ -425,7 +428,7 @@ def small_keys(encoder: Path) -> dict[str, Any]:
 
 @pytest.mark.exhaustive
 def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
-    """In a process of its own: trains, encodes, searches, compares; the same command again repeats no step."""
+    """A process trains, encodes, searches and compares; the same command again repeats no step."""
     encoder = small_squad / "encoder"
     keys = small_keys(encoder)
     layers = json.loads((encoder / "config.json").read_text())["num_hidden_layers"]
@@ -454,7 +457,7 @@ def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_row_of_chunks_runs(small_squad: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Corpus and training data are split once; the second time nothing is."""
+    """Corpus and training data are split once, not again in the second run."""
     places = Places(small_squad / "data", small_squad / "runs", overrides=small_keys(small_squad / "encoder"))
     for turn in range(2):
         measured = run_row(find_rows("mvr/5/four-splits")[0], places)
@@ -479,7 +482,9 @@ def test_a_trial_trains_a_part_of_the_row() -> None:
 
     trial = replace(PLACES, scale=0.01)
     assert epochs("mlr/7/10-12-average", trial)["nq"] == ["0.4"]
-    assert epochs("aggretriever/3/distilbert-cls-1k", trial) == {"msmarco": ["0.4"]}, "the row's own, not the config's"
+    assert epochs("aggretriever/3/distilbert-cls-1k", trial) == {"msmarco": ["0.4"]}, (
+        "the row's epochs, not the config's"
+    )
     assert epochs("aggretriever/2/bert-agg", trial) == {"msmarco": ["0.03"], "nq": ["0.4"], "triviaqa": ["0.4"]}
     fixed = replace(trial, overrides={"train.epochs": "3"})
     assert epochs("mlr/7/10-12-average", fixed)["nq"] == ["3"]
@@ -493,7 +498,7 @@ def test_a_trial_reaches_the_steps_and_epochs_of_its_keys() -> None:
 
 
 def test_printed_commands_equal_the_executed_ones() -> None:
-    """The runs of a row that is the same system as one with other seeds."""
+    """The commands include those of other seeds, for a row with several runs of one system."""
     (row,) = find_rows("mvr/1/condenser")
     text = row_text(row, PLACES)
     commands = [
@@ -518,7 +523,7 @@ def test_a_set_of_sets_is_searched_set_by_set(tmp_path: Path) -> None:
 
 
 def test_records_without_a_positive_are_left_out() -> None:
-    """DPR's files of TriviaQA and SQuAD have some."""
+    """DPR's files of TriviaQA and SQuAD have such records."""
     skips = {
         case.source.name: "--config.data.on_error=skip" in case_commands(case, PLACES)[0]
         for case in find_rows("mlr/2/dual-encoder")[0].cases()
@@ -562,11 +567,12 @@ def test_table_6_counts_questions_before_and_after_filtering() -> None:
     names = ["nq-train.qa.csv", "biencoder-nq-train.json", "nq-dev.qa.csv", "nq-test.qa.csv"]
     assert commands["mlr/6/nq"] == [["data", "check", f"data/nq/{name}"] for name in names]
     train = ["data", "check", "data/triviaqa/biencoder-trivia-train.json", "--on_error=skip"]
-    assert train in commands["mlr/6/triviaqa"], "as in training"
+    assert train in commands["mlr/6/triviaqa"], "bad records are skipped as in training"
 
 
 def test_i3_rows_start_with_the_warm_up_on_generated_queries() -> None:
-    """Section 5.3, before every stage of fine-tuning; the recipe goes on from it and learns the same queries."""
+    """Section 5.3: the warm-up precedes every stage of fine-tuning; the recipe starts from its run, and learns the same
+    queries."""
     (case, *_) = find_rows("i3/2/i3-distilled")[0].cases()
     generate, train, recipe, *_ = case_commands(case, replace(PLACES, scale=0.01))
     out, run = "runs/generated-msmarco_titles", "runs/recipes-i3_msmarco-warm_up/msmarco_titles"
@@ -581,7 +587,7 @@ def test_i3_rows_start_with_the_warm_up_on_generated_queries() -> None:
 
 
 def test_the_published_codes_read_titles() -> None:
-    """Of MLR and I3; BM25's numbers and Aggretriever's are of passages without titles."""
+    """The published code of MLR and I3 does; the numbers of BM25 and Aggretriever are for passages without titles."""
     corpora = {
         row: {word for case in find_rows(row)[0].cases() for command in case_commands(case, PLACES) for word in command}
         for row in ("mlr/4/mlr-stage-2", "i3/2/i3-stage-2", "i3/2/bm25", "aggretriever/2/bert-agg")

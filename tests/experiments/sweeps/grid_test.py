@@ -1,4 +1,4 @@
-"""The grid of a sweep: values as a command line writes them, and keys that contradict each other."""
+"""The grid of a sweep: values as on a command line, and keys that contradict each other."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_points_and_their_names() -> None:
     assert grid.folder(points[0]) == "chosen=2-12_local_weight=0.1"
     texts = read_grid(["encoder.checkpoint=a/b,a-b", "train.start_from=x,y"], [], load_config("mlr"), ())
     folders = [texts.folder(point) for point in texts.points()]
-    assert len(set(folders)) == 4, "letters that no file name may have are replaced, and a digest tells them apart"
+    assert len(set(folders)) == 4, (
+        "characters that are not allowed in file names are replaced, and a digest keeps names unique"
+    )
     assert not any("/" in folder for folder in folders)
 
 

@@ -1,4 +1,4 @@
-"""A sweep in miniature: processes that are killed, one point a process, the table, and what is refused."""
+"""A sweep in miniature: processes that are killed, one point per process, the table, and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sweep(arguments: list[str], *more: str) -> subprocess.CompletedProcess[str]:
 
 
 def values(folder: Path) -> dict[str, dict[str, float]]:
-    """Return run -> query -> RR@10, from the evaluation of every run."""
+    """Map run -> query -> RR@10, from the evaluation of every run."""
     return {
         str(path.relative_to(folder).parent.parent.parent): read_json(path)["per_query"]["RR@10"]
         for path in sorted(folder.glob("*/seed-*/run/eval/*.json"))
@@ -117,7 +117,8 @@ def test_settings_are_refused_before_anything_runs(
 def test_single_points_and_a_killed_job_give_the_same_table(
     arguments: Callable[[Path], list[str]], tmp_path: Path
 ) -> None:
-    """kill -9 in the second point; then a process for each of two points; then the same command collects."""
+    """The job is killed in the second point; then two points run in one process each; then the same command completes
+    the table."""
     folder = tmp_path / "sweep"
     log = tmp_path / "log"
     with log.open("w") as file:
@@ -138,10 +139,10 @@ def test_single_points_and_a_killed_job_give_the_same_table(
         alone = sweep(arguments(folder), *GRID, f"--index={index}")
         assert alone.returncode == 0, alone.stderr
         assert f"[{index}/4]" in alone.stdout
-        assert not (folder / "results.md").exists(), "one point compares nothing"
+        assert not (folder / "results.md").exists(), "one point cannot be compared"
     collected = sweep(arguments(folder), *GRID)
     assert collected.returncode == 0, collected.stderr
-    assert re.findall(r"^\[(\d)/4\]", collected.stdout, re.MULTILINE) == ["2"] * 3, "the point that was killed goes on"
+    assert re.findall(r"^\[(\d)/4\]", collected.stdout, re.MULTILINE) == ["2"] * 3, "the killed point continues"
 
     runs = values(folder)
     systems = {
@@ -159,7 +160,7 @@ def test_single_points_and_a_killed_job_give_the_same_table(
     assert f"{test.comparison.difference:+.4f}" in collected.stdout
 
     again = sweep(arguments(folder), *GRID, "--baseline=temperature=0.2")
-    assert "[" not in again.stdout.split("\n\n")[0].replace("[--", ""), "nothing is done twice"
+    assert "[" not in again.stdout.split("\n\n")[0].replace("[--", ""), "no step is repeated"
     assert f"{-test.comparison.difference:+.4f}" in again.stdout
     other = sweep(arguments(folder), *GRID, "--config.train.steps=3")
     assert other.returncode == 1
@@ -170,7 +171,7 @@ def test_single_points_and_a_killed_job_give_the_same_table(
 
 
 def write_pairs(data: Path, path: Path) -> Path:
-    """Write DPR's records of two questions for each of six passages."""
+    """Write DPR records with two questions for each of six passages."""
     passages = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()][:6]
     records = [
         {
@@ -191,7 +192,7 @@ def write_pairs(data: Path, path: Path) -> Path:
 def test_local_variation_and_perplexity_are_measured_at_every_point(
     arguments: Callable[[Path], list[str]], tmp_path: Path
 ) -> None:
-    """They are those of `jaxret diversity`; a passage of one vector has none. A later command may add them."""
+    """The numbers are those of `jaxret diversity`; a passage with one vector has none. A later command may add them."""
     folder, pairs = tmp_path / "sweep", write_pairs(write_data(tmp_path / "data"), tmp_path / "pairs.json")
     layers = ["--config.head.name=mlr", "--measures=RR@10", "--k=10"]
     chosen = "--grid=head.mlr.chosen=(3);(1,3)"
@@ -208,12 +209,12 @@ def test_local_variation_and_perplexity_are_measured_at_every_point(
     before = report.stat()
     done = sweep(arguments(folder), *layers, chosen, f"--diversity={pairs}")
     assert done.returncode == 0, done.stderr
-    assert (report.stat().st_ino, "== run" in done.stdout) == (before.st_ino, False), "nothing is measured twice"
-    pairs.write_text(json.dumps(json.loads(pairs.read_text())[:-2]))  # other data in a file of the same name
+    assert (report.stat().st_ino, "== run" in done.stdout) == (before.st_ino, False), "no measurement is repeated"
+    pairs.write_text(json.dumps(json.loads(pairs.read_text())[:-2]))  # other data in a file with the same name
     done = sweep(arguments(folder), *layers, chosen, f"--diversity={pairs}")
     assert (done.returncode, read_json(report)["pairs"]) == (0, 10), done.stderr
     refused = sweep(arguments(folder), *layers, chosen, f"--diversity={tmp_path / 'gone' / 'pairs.json'}")
-    assert "gone/pairs.json: this file does not exist" in refused.stderr, "a report of this name is there"
+    assert "gone/pairs.json: this file does not exist" in refused.stderr, "a report with this name exists"
 
     one, two = (point["scores"] for point in read_json(folder / "results.json")["points"])
     assert (set(one), set(two)) == ({"RR@10"}, {"RR@10", "local_variation", "perplexity"})

@@ -1,4 +1,4 @@
-"""Encoded corpora of several kinds, for the tests of exports to stores: with metadata, in parts, with deleted rows."""
+"""Encoded corpora of several kinds, for tests of exports to stores: with metadata, in parts, and with deleted rows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "two": {"head__name": "me_bert", "head__me_bert__count": 2},
     "late": {"head__name": "colbert", "head__colbert__late": True, "head__colbert__projection": 6, "normalize": True},
 }
-# What is imported for a store, where it is not Parquet.
+# The module that each store needs, except Parquet.
 PACKAGES = {"lancedb": "lancedb", "pgvector": "psycopg", "qdrant": "qdrant_client", "milvus": "pymilvus"}
-ROWS = 52  # of 30 passages, 28 of which remain, and 24 appended ones
+ROWS = 52  # 28 of the first 30 passages remain, and 24 were appended
 
 
 def record(i: int) -> dict[str, Any]:
-    """A passage. Every seventh has no metadata; p5 and p6 have one text, so that they tie."""
+    """Return a passage. Every seventh has no metadata; p5 and p6 have equal texts, so that they tie."""
     text = f"{WORDS[i % 18]} {WORDS[(i * 5) % 18]}, {i}" if i not in (5, 6) else "twice « the same"
     fields: dict[str, Any] = {"_id": f"p{i}", "title": WORDS[i % 7] if i not in (5, 6) else "", "text": text}
     own = {"colour": COLOURS[i % 3], "year": 2000 + i % 4, "tags": ["x", f"t{i % 4}"], "deep": {"er": i % 5 == 0}}
@@ -47,7 +47,7 @@ def encode_parts(run: Run, root: Path) -> None:
 
 
 def make_runs(root: Path) -> RunsByKind:
-    """Write the passages; return a run of each kind, which has them encoded when it is first asked for."""
+    """Write the passages; return runs by kind, each of which encodes them when it is first used."""
     write_encoder(root / "encoder")
     write_data(root / "data")
     lines = [json.dumps(one, ensure_ascii=False) + "\n" for one in RECORDS.values()]

@@ -1,4 +1,4 @@
-"""Parquet files of an encoded corpus: whole, the same after a kill, and compared with exact search."""
+"""Parquet files of an encoded corpus: complete, equal after a kill, and compared with exact search."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> RunsByKind:
 
 @pytest.fixture(scope="module")
 def whole(runs: RunsByKind) -> Path:
-    """The export of the kind `one`; tests that change it copy it."""
+    """The export of the run `one`; tests that change it work on a copy."""
     export(runs["one"].workdir.path, "parquet", runs.root / "whole")
     return runs.root / "whole"
 
@@ -56,7 +56,7 @@ def test_files_have_every_stored_row(runs: RunsByKind, kind: str, tmp_path: Path
     assert f"out: {ROWS} passages, counted, of 5 shard(s). The 10 best passages of {ROWS} stored vectors" in report
     encoded_corpus = open_encoded(runs[kind].workdir.embeddings("first"))
     vectors = vectors_of(encoded_corpus, np.arange(ROWS))
-    table = pq.read_table(tmp_path / "out")  # a folder that readers take as it is
+    table = pq.read_table(tmp_path / "out")  # readers take the folder as one table
     assert (
         table["id"].to_pylist() == encoded_corpus.ids(np.arange(ROWS)) == [key for key in RECORDS if key not in DELETED]
     )
@@ -115,7 +115,7 @@ fill_store.fill_store(open_vector_store(kind, target), rows, journal)
 
 
 def kill_export(folder: Path, out: Path, kind: str, shards: int, before: str, url: str = "") -> None:
-    """Export in a process that kills itself after some shards: before the next "shard" is written whole, or before the
+    """Export in a process that kills itself after some shards, before the next "shard" is complete, or before the
     "journal" has it."""
     words = [sys.executable, "-c", _KILLED, str(folder), str(out), kind, str(shards), before, url]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True)
@@ -133,7 +133,8 @@ def test_a_killed_export_continues(runs: RunsByKind, whole: Path, before: str, t
     export(workdir.path, "parquet", out)
     assert {name: (out / name).stat().st_mtime_ns for name in times} == times  # they were not written again
     expected, actual = contents(whole), contents(out)
-    assert export(workdir.path, "parquet", out).startswith(f"{out}: {ROWS} passages")  # again: nothing is written
+    # The same command again writes nothing.
+    assert export(workdir.path, "parquet", out).startswith(f"{out}: {ROWS} passages")
     assert contents(out) == actual
     assert expected.keys() == actual.keys()
     assert all(expected[name] == actual[name] for name in expected if name.endswith(".parquet"))
@@ -164,7 +165,7 @@ def test_a_folder_of_another_kind_is_refused(runs: RunsByKind, whole: Path, tmp_
 def test_control_wrong_results_of_a_store_are_an_error(
     runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: a store that loses a passage, gives one twice, another score, or the worst passages first."""
+    """A store that misses a passage, returns one twice, gives other scores, or ranks the worst passages first."""
     search = ParquetFiles.search
 
     def worst(store: ParquetFiles, queries: Any, k: int) -> Any:
@@ -222,7 +223,7 @@ def test_a_cut_corpus_is_exported_as_it_is_stored(runs: RunsByKind, tmp_path: Pa
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32)[:, None], np.stack(stored))
     assert table["vector"].type.list_size == 8
     rows = CorpusRows(open_encoded(run.workdir.embeddings("2 é")))
-    assert store_target(rows, "milvus", tmp_path, StoreOptions()).table == "_2__"  # a name that every store takes
+    assert store_target(rows, "milvus", tmp_path, StoreOptions()).table == "_2__"  # a name that is valid in every store
 
 
 def test_a_missing_package_is_named(runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Exports to vector stores, each for real where its packages are installed: every row once, also after a kill."""
+"""Exports to real vector stores, if their packages are installed: every row once, also after a kill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxret.export.stores.corpus_rows import CorpusRows
 from jaxret.export.stores.vector_store import VectorStore, open_vector_store, without_password
 
 SERVERS = [kind for kind in STORES if kind != "parquet"]
-FORMS = {  # of vectors that a store holds
+FORMS = {  # the types of vectors in each store
     "lancedb": ("one", "float16", "two", "late"),
     "pgvector": ("one", "float16", "two"),
     "qdrant": ("one", "float16", "two", "late"),
@@ -38,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> RunsByKind:
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Addresses of servers: PostgreSQL's is started where it is asked for, and the package is installed."""
+    """Addresses of servers; PostgreSQL is started at its first use, if the package is installed."""
 
     class Urls(dict[str, str]):
         def __missing__(self, kind: str) -> str:
@@ -71,7 +71,7 @@ def open_again(kind: str, runs: RunsByKind, form: str, out: Path, options: Store
 def test_a_store_has_every_row_once(
     kind: str, form: str, runs: RunsByKind, urls: dict[str, str], tmp_path: Path
 ) -> None:
-    """Exact search of the store is compared by the export; then the same command again changes nothing."""
+    """The export compares the store's exact search with jaxret's; the same command again changes nothing."""
     options = options_of(kind, urls, f"t_{form}")
     for _ in range(2):
         report = export(runs[form].workdir.path, kind, tmp_path / "out", options=options)
@@ -90,12 +90,12 @@ def test_a_store_has_every_row_once(
 def test_a_killed_export_continues(
     kind: str, before: str, runs: RunsByKind, urls: dict[str, str], tmp_path: Path
 ) -> None:
-    """It is killed in a shard, or between the store and the journal; no row is there twice."""
+    """It is killed in a shard, or between the store and the journal; no row is stored twice."""
     folder = runs["one"].workdir.embeddings("first")
     options = StoreOptions(url=urls[kind] if before == "shard" else urls[kind].replace("/postgres?", "/template1?"))
     kill_export(folder, tmp_path / "out", kind, 3, before, options.url)
     store = open_again(kind, runs, "one", tmp_path / "out", options)
-    assert store.count() > 22 or before == "shard"  # the fourth shard, of which the journal does not know
+    assert store.count() > 22 or before == "shard"  # with the fourth shard, which is not in the journal
     store.close()
     report = export(runs["one"].workdir.path, kind, tmp_path / "out", options=options)
     assert f"/first: {ROWS} passages, counted" in report
@@ -103,7 +103,7 @@ def test_a_killed_export_continues(
 
 @pytest.mark.parametrize("kind", SERVERS)
 def test_control_a_missing_row_is_an_error(kind: str, runs: RunsByKind, urls: dict[str, str], tmp_path: Path) -> None:
-    """Control of the count, and of the texts and metadata that are filtered by."""
+    """A control for the count, and for filters by texts and metadata."""
     options = options_of(kind, urls, "gone")
     export(runs["one"].workdir.path, kind, tmp_path / "out", options=options)
     store = open_again(kind, runs, "one", tmp_path / "out", options)
@@ -118,7 +118,7 @@ def test_control_a_missing_row_is_an_error(kind: str, runs: RunsByKind, urls: di
 
 
 def test_a_row_twice_does_not_hide_a_missing_one(runs: RunsByKind, urls: dict[str, str], tmp_path: Path) -> None:
-    """LanceDB's tables have no key."""
+    """Tables of LanceDB have no primary key."""
     options = options_of("lancedb", urls, "twice")
     export(runs["one"].workdir.path, "lancedb", tmp_path / "out", options=options)
     store = open_again("lancedb", runs, "one", tmp_path / "out", options)
@@ -132,7 +132,7 @@ def test_a_row_twice_does_not_hide_a_missing_one(runs: RunsByKind, urls: dict[st
 
 
 def rows_with_year_2001(kind: str, store: VectorStore) -> list[str]:
-    """Return the ids of passages with year 2001 and a tag t1, by the store's own filter."""
+    """Return the ids of passages with year 2001 and the tag t1, selected by the store's filter."""
     own = vars(store)
     if kind == "lancedb":
         found_rows = own["_table"].search().where("year = 2001 AND array_has(tags, 't1')").limit(99).to_list()
