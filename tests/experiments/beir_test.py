@@ -165,7 +165,7 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
 
 @pytest.mark.slow
 def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same command computes it, once per set; it is also read from files of `jaxret bm25`, one command per
+    """One command computes it, once per set; it is also read from files of `jaxret bm25`, one command per
     forum."""
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), sets / "scifact")
     job = BeirJob(str(sets), str(run.workdir), sets=("cqadupstack",), bm25=True)

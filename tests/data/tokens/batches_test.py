@@ -242,7 +242,7 @@ def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
 
 
 def test_a_known_positive_is_no_negative_of_a_reranker(data: TrainingSet) -> None:
-    """As for a retriever, the slot of a negative that is a known positive is empty."""
+    """The slot of a negative that is a known positive is empty, as for a retriever."""
     plan = PairPlan(BatchPlan(EXAMPLES, 9, 4, 10, 16), PairJoiner((), 24, data.pad_id))
     lists = [own.tolist() for own in data.negatives]
     lists[3][4] = int(data.known_positives[3][0])
