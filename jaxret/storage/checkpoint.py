@@ -183,7 +183,7 @@ class Checkpoints:
         leftovers = [*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob(f"{_UNFINISHED}/*")]
         self.half_written = sorted(path.name for path in leftovers)
         if writing and jax.process_index() == 0:
-            for path in leftovers:
+            for path in [*leftovers, self.directory / _UNFINISHED]:
                 shutil.rmtree(path, ignore_errors=True)
         self._metrics: dict[int, dict[str, Any] | None] = {}  # step of each checkpoint -> its metrics
         self.damage: dict[int, DamagedCheckpointError] = {}

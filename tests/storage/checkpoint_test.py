@@ -299,7 +299,8 @@ def test_superseded_checkpoints_are_deleted(tmp_path: Path) -> None:
     """A process was killed between a save and the deletion of the checkpoints that it supersedes."""
     with_metrics(tmp_path / "run", [0.5, 0.1])
     shutil.copytree(with_metrics(tmp_path / "other", [0.1, 0.2, 0.3]) / "3", tmp_path / "run" / "3")
-    (tmp_path / "run" / "4.orbax-checkpoint-tmp").mkdir()
+    for name in ("4.orbax-checkpoint-tmp", ".unfinished"):
+        (tmp_path / "run" / name).mkdir()
     with Checkpoints(tmp_path / "run", "RR@10", writing=False) as checkpoints:
         assert checkpoints.half_written == ["4.orbax-checkpoint-tmp"]
     with Checkpoints(tmp_path / "run", "RR@10") as checkpoints:
