@@ -1,14 +1,14 @@
 """Compare `jaxret plan` with this machine, in at most ten minutes: make accelerator
 
 python bench/accelerator.py --out=runs/accelerator                     a GPU machine or a TPU host
-python bench/accelerator.py --out=runs/accelerator --small             a rehearsal; chosen by itself on a CPU
+python bench/accelerator.py --out=runs/accelerator --small             a rehearsal; the default on a CPU
 
-Each part is a process with a time limit, so one that hangs or dies leaves the others. The parts: devices and search
-backends against float64 (`jaxret doctor`), fused attention against plain in values and gradients, a training step, a
-batch of encoding and an exact search, each compared with its plan, FAISS, torch and sentence-transformers where these
-are installed, and two processes compared with one. Nothing is downloaded: weights are random, in published shapes; the
-peers are compared on MiniLM. OUT/report.md has one row a measurement with a verdict, OUT/values.json the numbers. Exit
-status 1 if a verdict is not "ok", "skipped" or "not compared".
+Each part is a process with a time limit, so that the others run even if one hangs or dies. The parts: devices and
+search backends against float64 (`jaxret doctor`), fused attention against plain in values and gradients, a training
+step, a batch of encoding and an exact search, each compared with its plan, FAISS, torch and sentence-transformers where
+these are installed, and two processes compared with one. Nothing is downloaded: weights are random, in published
+shapes; the peers are compared on MiniLM. OUT/report.md has one row per measurement with a verdict, OUT/values.json has
+the numbers. The exit status is 1 if a verdict is not "ok", "skipped" or "not compared".
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ sys.path.insert(0, str(REPOSITORY))
 LIMITS = {  # seconds
     "doctor": 60, "attention": 80, "train": 110, "encode": 70, "search": 90, "peers": 80, "processes": 110
 }  # fmt: skip
-RESULT = "result: "  # begins a line of a part's output: JSON of a Row
+RESULT = "result: "  # a line of a part's output that begins so has a Row as JSON
 PEERS = {  # scripts of bench/ and their arguments on a GPU
     "train_step": "--cases full ragged --rounds=4 --queries=128 --dtype=bfloat16",
     "encode": "--texts=2000 --rounds=3 --dtype=bfloat16",
 }
-LEAST_USE = 0.3  # of the full rate of products; less is a finding
+LEAST_USE = 0.3  # of the full rate of products; a smaller share is reported
 ATTENTION_ERROR = 0.01  # in bfloat16, of values and gradients, relative to the largest of each: 2.6 of its steps
 LOSS_ERROR = 1e-3  # of two processes against one, relative, in bfloat16
 SCORE_ERROR = 1e-5  # of exact scores, relative to the largest
@@ -51,8 +51,8 @@ NO_PLAN = "not compared"  # the verdict on a time for which there is no plan
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the report. verdict: "ok", "skipped", NO_PLAN for a time that is compared with nothing, or what is
-    wrong."""
+    """A row of the report. verdict: "ok"; "skipped"; NO_PLAN for a time that cannot be compared; or a sentence about
+    the problem."""
 
     what: str
     planned: str
@@ -62,20 +62,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Size:
-    """Shapes of all parts: a config, keys of it, and a search of so many vectors."""
+    """Shapes of all parts: a config, changes of its keys, and the number of vectors to search."""
 
     config: str
     changes: dict[str, Any]
     passages: int
     queries: int
-    lengths: tuple[int, ...]  # of texts for attention
+    lengths: tuple[int, ...]  # lengths of texts for attention
 
 
 LARGE = Size("mlr", {}, 1_000_000, 1024, (128, 512, 2048))
 SMALL = Size(
     "mlr",
     {
-        "encoder.checkpoint": "",  # of `small_encoder`
+        "encoder.checkpoint": "",  # set by `small_encoder`
         "head.mlr.chosen": (1, 2),
         "train.batch_size": 4,
         "tokens.passage_length": 16,
@@ -106,7 +106,7 @@ SMALL_ENCODER = {
 
 
 def small_size(out: Path) -> Size:
-    """Return the size of a rehearsal; its encoder's config.json is written into a folder of `out`."""
+    """Return the sizes of a rehearsal; write the config.json of its encoder into a folder of `out`."""
     folder = out / "encoder"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SMALL_ENCODER, indent=2) + "\n")
@@ -131,7 +131,7 @@ def seconds_of(run: Callable[[], Any], least: float = 3.0) -> float:
 
 
 def topology_here() -> str:
-    """Return the topology of this machine's devices, as --topology takes it; "" for chips without known rates."""
+    """Return the topology of this machine's devices for --topology; "" for chips with unknown rates."""
     import jax
 
     from jaxret.parallel.chips import find_chip
@@ -148,7 +148,7 @@ def topology_here() -> str:
 
 
 def plan(size: Size, verb: str, *arguments: str) -> dict[str, Any] | None:
-    """Return the values of `jaxret plan` for this machine's chips; None where their rates are not known."""
+    """Return the values of `jaxret plan` for this machine's chips; None if their rates are unknown."""
     topology = topology_here()
     if not topology:
         return None
@@ -175,8 +175,8 @@ def config_of(size: Size) -> Any:
 
 
 def concrete(abstract: Any, vocabulary: int) -> Any:
-    """Return arrays for abstract ones, on their devices, the same in every job: random parameters and token ids,
-    moments of zero, every token real, and every query's positive its first passage."""
+    """Return arrays for abstract ones, on their devices, equal in every job: random parameters and token ids, moments
+    of zero, no padding; each query's positive is its first passage."""
     import jax
     import jax.numpy as jnp
 
@@ -210,7 +210,7 @@ def concrete(abstract: Any, vocabulary: int) -> Any:
 
 
 def program_of(size: Size, verb: str, devices: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the program of a training step or a batch of encoding, and concrete arguments for it."""
+    """Return the program of a training step or of encoding a batch, and its arguments."""
     from jaxret.plan import programs
 
     config = config_of(size)
@@ -226,7 +226,7 @@ def program_of(size: Size, verb: str, devices: Sequence[Any]) -> tuple[Any, Any]
 
 
 def most_memory() -> int | None:
-    """Return the most bytes that the first device has held; None where it does not count them."""
+    """Return the peak memory of the first device in bytes; None if the device does not count it."""
     import jax
 
     statistics_of_device = jax.local_devices()[0].memory_stats() or {}
@@ -245,7 +245,7 @@ def judge_memory(planned: dict[str, Any] | None, measured: int | None) -> Iterat
 
 
 def judge_time(name: str, planned: dict[str, Any] | None, seconds: float, unit: str) -> Row:
-    """Return the row of the time of a program: its lower bound, and how much of the full rate was used."""
+    """Return a row with the time of a program: its lower bound, and the used share of the full rate."""
     measured = f"{seconds * 1e3:.1f} ms, {unit}"
     if planned is None:
         return Row(name, "rates of this device are not known", measured, NO_PLAN)
@@ -279,7 +279,7 @@ def run_doctor(size: Size) -> Iterator[Row]:
 
 
 def run_attention(size: Size) -> Iterator[Row]:
-    """Fused attention compared with plain: the largest differences of values and gradients, and times."""
+    """Compare fused attention with plain attention: the largest differences of values and gradients, and times."""
     import jax
     import jax.numpy as jnp
 
@@ -290,13 +290,13 @@ def run_attention(size: Size) -> Iterator[Row]:
     from jaxret.models.encoders.window import FAR, WindowMask
 
     backend = jax.default_backend()
-    interpret = backend == "cpu"  # XLA runs the kernel of TPUs
+    interpret = backend == "cpu"  # XLA runs the TPU kernel on a CPU
     platform = "tpu" if interpret else backend
     for name in [name for name, needed in ATTENTION_PLATFORMS.items() if needed == platform]:
         for length, causal in [*((length, False) for length in size.lengths), (size.lengths[-1], True)]:
             texts = max(2**14 // length, 2) if not interpret else 2
             query, key, value = jax.random.normal(jax.random.key(0), (3, texts, length, 12, 64), jnp.bfloat16)
-            if causal:  # as a language model's, whose heads share keys
+            if causal:  # like in a language model, heads share keys
                 key, value = key[:, :, ::3], value[:, :, ::3]
             mask = jnp.arange(length) < jnp.linspace(length // 2, length, texts).astype(int)[:, None]
             drop = Dropout(0.0, TokenLayout(mask)).bind({})
@@ -332,7 +332,7 @@ def run_attention(size: Size) -> Iterator[Row]:
 
 
 def run_train(size: Size) -> Iterator[Row]:
-    """A training step with the largest batch of the config."""
+    """Time a training step with the largest batch of the config."""
     import jax
 
     planned = plan(size, "train")
@@ -354,7 +354,7 @@ def run_train(size: Size) -> Iterator[Row]:
 
 
 def run_encode(size: Size) -> Iterator[Row]:
-    """A batch of the longest passages."""
+    """Time the encoding of a batch of the longest passages."""
     import jax
 
     planned = plan(size, "encode")
@@ -367,7 +367,8 @@ def run_encode(size: Size) -> Iterator[Row]:
 
 
 def run_search(size: Size) -> Iterator[Row]:
-    """Exact search of random vectors, in every precision of candidates, compared with FAISS where it is installed."""
+    """Time exact search of random vectors, in every precision of candidates, and compare it with FAISS if it is
+    installed."""
     import numpy as np
 
     from bench.search import ours, peer
@@ -417,12 +418,13 @@ def why_no_peer(module: str, backend: str) -> str:
 
 
 def run_peers(size: Size) -> Iterator[Row]:
-    """MiniLM's training step compared with torch's, and its encoding with sentence-transformers', on the same texts."""
+    """Compare MiniLM's training step with torch's, and its encoding with that of sentence-transformers, on the same
+    texts."""
     import jax
 
     from bench.all import SCRIPTS
 
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the memory of the device is for all
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # all systems share the device's memory
     backend = jax.default_backend()
     small = bool(size.changes)
     for name, arguments in PEERS.items():
@@ -451,7 +453,7 @@ def run_peers(size: Size) -> Iterator[Row]:
 
 
 def run_processes(size: Size) -> Iterator[Row]:
-    """Two processes with a device each, compared with one process with both."""
+    """Compare two processes with one device each with one process that has both."""
     import jax
 
     folder = size.changes.get("encoder.checkpoint")
@@ -492,7 +494,7 @@ def run_processes(size: Size) -> Iterator[Row]:
 
 
 def print_losses(size: Size, job: Sequence[str]) -> None:
-    """Print the losses of three steps on two devices, of this process or of two."""
+    """Print the losses of three steps on two devices, in this process or in two."""
     import jax
 
     from jaxret.parallel.processes import initialize_distributed
@@ -539,7 +541,7 @@ def run_part(name: str, out: Path, small: bool) -> list[Row]:
 
 
 def environment() -> dict[str, Any]:
-    """Return devices and versions, read in a process of its own: a device has one user at a time."""
+    """Return devices and versions, read in a new process, because a device can have only one user at a time."""
     script = """if True:
         import jax, json, platform
         from importlib import metadata
@@ -597,7 +599,7 @@ def main() -> None:
     if unknown := set(arguments.parts.split(",")) - set(PARTS):
         parser.error(f"--parts={','.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     if arguments.small:
-        os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # of CPUs alone
+        os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # only for CPUs
     begin, here = time.monotonic(), environment()
     small = arguments.small or here["backend"] == "cpu"
     print(f"{here['devices']}{': a rehearsal, with small shapes' if small else ''}", flush=True)

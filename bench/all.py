@@ -2,10 +2,10 @@
 
 python bench/all.py --out=runs/bench.json                          all, 7 to 20 minutes on two cores
 python bench/all.py --only=search,late --short                     some, with small sizes
-python bench/all.py --out=NEW.json --compare=OLD.json              and what became slower: then the exit status is 1
+python bench/all.py --out=NEW.json --compare=OLD.json              and print what became slower (exit status 1)
 
-Each script is a process. In a round all systems take turns, so a ratio to a peer is hardly disturbed by other jobs;
-before each round a fixed piece of work on all cores measures whether there are any. OUT has the seconds of all rounds,
+Each script is a process. In a round, all systems take turns, so that other jobs hardly change a ratio to a peer; before
+each round, a fixed piece of work on all cores measures whether the machine is idle. OUT has the seconds of all rounds,
 CPU, cores, load, versions, commit and calibrations. --compare compares the ratios to peers, round by round: a case is
 slower if its median ratio grew by more than 5 %, and the lower quartile of the new ratios is above the upper quartile
 of the old ones. Data: Python's documentation, as in `jaxret demo`, and random vectors.
@@ -39,13 +39,14 @@ PACKAGES = (
     "onnxruntime", "pyseismic-lsr",
 )  # fmt: skip
 LEAST_SHARE = 0.9  # of the cores, for an idle machine
-MOST_SECONDS = 1.15  # times the fastest calibration
-MARGIN = 1.05  # a median ratio that grew by less is no change
+MOST_SECONDS = 1.15  # relative to the fastest calibration
+MARGIN = 1.05  # a median ratio that grew by less has not changed
 
 
 @dataclass(frozen=True)
 class Script:
-    """A script of bench/: its peers' modules, and arguments for the whole and the short run. {folder} is a new one."""
+    """A script of bench/: the modules of its peers, and arguments for the full and the short run. {folder} is a new
+    folder."""
 
     needs: tuple[str, ...]
     full: str
@@ -87,7 +88,7 @@ SCRIPTS = {
         "--folder={folder} --requests=40 --rounds=3 --clients=1,8",
     ),
 }
-FILES = {"search_one": "search"}  # scripts that run twice
+FILES = {"search_one": "search"}  # scripts that run twice, with their file
 
 
 def cpu() -> str:
@@ -115,8 +116,8 @@ def versions() -> dict[str, str]:
 
 
 def run_script(name: str, short: bool) -> tuple[dict[str, Any] | None, int]:
-    """Return the cases and calibrations of a script, None if it wrote none, and its exit status: not 0 also where a
-    limit of its own was broken."""
+    """Return the cases and calibrations of a script (None if it wrote none), and its exit status, which is not 0 if a
+    limit of the script was exceeded."""
     script = SCRIPTS[name]
     with tempfile.TemporaryDirectory() as folder:
         arguments = (script.short if short else script.full).format(folder=f"{folder}/made").split()
@@ -130,7 +131,8 @@ def run_script(name: str, short: bool) -> tuple[dict[str, Any] | None, int]:
 
 
 def ratios(results: dict[str, Any]) -> dict[tuple[str, ...], np.ndarray]:
-    """Return the seconds of each system over those of each peer, in each round, by (script, case, system, peer)."""
+    """Return the seconds of each system divided by those of each peer, for each round, by (script, case, system,
+    peer)."""
     return {
         (name, case["case"], system, peer): np.divide(seconds, of_peer)
         for name, script in results["scripts"].items()
@@ -141,7 +143,7 @@ def ratios(results: dict[str, Any]) -> dict[tuple[str, ...], np.ndarray]:
 
 
 def became_slower(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return a line for each case that became slower beyond the noise."""
+    """Return a line for each case that became slower by more than the noise."""
     before, after = ratios(old), ratios(new)
     lines = []
     for key in before.keys() & after.keys():
@@ -153,8 +155,8 @@ def became_slower(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def require_comparable(path: Path, here: dict[str, Any]) -> dict[str, Any]:
-    """Return earlier results. Raises SystemExit for another file, and for those of another processor: ratios to peers
-    differ there."""
+    """Return earlier results. Raises SystemExit for another file, or if they are from another processor, whose ratios
+    to peers differ."""
     try:
         old: dict[str, Any] = json.loads(path.read_text())
         of_old = {name: old[name] for name in ("cpu", "cores", "scripts", "versions")}
@@ -169,7 +171,7 @@ def require_comparable(path: Path, here: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_load(scripts: dict[str, Any]) -> str:
-    """Return a sentence on the machine: idle, or how often it was not."""
+    """Return a sentence that says whether the machine was idle, or how often it was not."""
     calibrations = np.array([pair for script in scripts.values() for pair in script["calibrations"]])
     if not len(calibrations):
         return "no calibration was made"

@@ -1,8 +1,8 @@
-"""A search over a corpus with a model as it comes, in three commands: python bench/as_it_comes.py --corpus=FOLDER
+"""Search a corpus with a published model, in three commands: python bench/as_it_comes.py --corpus=FOLDER
 
-Opens all-MiniLM-L6-v2, encodes the corpus, asks questions of `search --interactive`, each in a process of its own, as a
-user would from a shell, and prints each command with its time and its peak memory. --folder keeps the run: what it has
-already is not made again, so a time is only one of the whole work in a folder that is new.
+Opens all-MiniLM-L6-v2, encodes the corpus, and gives questions to `search --interactive`. Each command is a process, as
+in a user's shell; the script prints its time and its peak memory. --folder keeps the run. A second call reuses its
+files, so only the times in a new folder are those of the whole work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUESTIONS = (
 
 
 def run(arguments: list[str], typed: str = "") -> str:
-    """Runs a jaxret command; says what it took, and returns what it printed. `typed` is its standard input."""
+    """Run a jaxret command; print its time and memory, and return its output. typed: its standard input."""
     print(f"$ jaxret {' '.join(arguments)}", flush=True)
     begin = time.perf_counter()
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as questions:
@@ -56,7 +56,7 @@ def main() -> None:
         workdir = f"--workdir={arguments.folder or temporary}/run"
         run(["open", MODEL, workdir])
         length = f"--passage_length={arguments.passage_length}"
-        store = f"--store={arguments.folder or temporary}/tokens"  # not the user's, which may have this corpus already
+        store = f"--store={arguments.folder or temporary}/tokens"  # the user's store may have this corpus already
         run(["encode", workdir, f"--corpus={arguments.corpus}", length, store])
         run(["search", workdir, "--interactive", "--k=3"], "\n".join(QUESTIONS) + "\n")
 

@@ -1,7 +1,7 @@
 """Measure the memory and time of building a BM25 index of growing corpora: python bench/bm25_memory.py --corpus=FOLDER
 
-Each corpus is the passages of --corpus, repeated with other ids, in a process of its own. Private memory is without the
-pages of mapped files, which the system takes back when it needs them.
+Each corpus repeats the passages of --corpus with other ids, and is indexed in a new process. Private memory excludes
+the pages of mapped files, which the system takes back when it needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def private_bytes() -> int:
 
 
 def repeated(corpus: str, times: int) -> Iterator[Passage]:
-    """Yield the passages of a corpus several times, with ids of their own."""
+    """Yield the passages of a corpus several times, with new ids."""
     for number in range(times):
         for passage in Corpus.open(corpus).read():
             yield replace(passage, id=f"{passage.id}-{number}")

@@ -1,9 +1,9 @@
-"""Simulates encoding jobs that share a corpus in a bucket: requests, bytes, time, and which bound is met first.
+"""Simulate encoding jobs that share a corpus in a bucket: requests, bytes, time, and the limit that is reached first.
 
     python bench/bucket_jobs.py --passages=1000000000 --jobs=1000
 
-No server is contacted. The requests of a claim, a look, a shard and the end are those of jaxret.storage.bucket_leases
-and bucket_folder; bounds are those that the stores publish for one bucket or prefix before it has grown.
+No server is contacted. The requests to claim a lease, to read the state, to write a shard and to end are those of
+jaxret.storage.bucket_leases and bucket_folder; limits are those that the stores publish for a new bucket or prefix.
 """
 
 import argparse
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 PAGE = 1000  # keys of a list
 PART = 32 << 20  # bytes of an object
-ENTRY = 190  # bytes of a file in files.json: name, digest, size, one object's key
+ENTRY = 190  # bytes of a file's entry in files.json: name, digest, size, one object's key
 ID = 11  # bytes of a passage's id; vectors of other jobs are not fetched
-FILES = 3  # of a shard: vectors, ids, sidecar
+FILES = 3  # per shard: vectors, ids, sidecar
 CLAIM, RELEASE = 3, 1  # requests of a lease: read, write, read back; write
-LEASES = 2  # of a shard: the wish, and the shard itself
+LEASES = 2  # per shard: the reservation, and the shard itself
 BOUNDS = {"reads": 5000, "writes": 1000}  # requests per second: GCS; S3's are 5,500 and 3,500
-CHANGES = 1.0  # of one object per second: GCS. A lease changes most: claimed and released with each shard of its job
+# Per second, of one object: GCS. A lease changes most often: it is claimed and released with each shard of a job.
+CHANGES = 1.0
 
 
 @dataclass
@@ -26,17 +27,17 @@ class Outcome:
     """Time, requests and bytes of a simulated run."""
 
     seconds: float
-    encoding: float  # seconds of it in which a job encodes
+    encoding: float  # seconds during which a job encodes
     reads: int
     writes: int
     fetched: float  # bytes by each job
     manifest: float  # bytes of files.json
     peaks: dict[str, float]  # requests per second, of all jobs
-    changes: float = 0.0  # of one object per second, at most
+    changes: float = 0.0  # per second, of one object, at most
 
 
 def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
-    """Return what a run takes whose jobs encode one shard after another, side by side."""
+    """Return the costs of a run in which jobs encode shards at the same time."""
     shards = math.ceil(options.passages / shard_rows)
     encode = shard_rows / options.rate
     size = shard_rows * options.dimension * options.bytes
@@ -45,13 +46,13 @@ def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
     done = 0
     while done < shards:
         active = min(options.jobs, shards - done)
-        # A look: lists of groups and leases, the manifest, and each group that is new, 32 at a time.
+        # To read the state: lists of groups and leases, the manifest, and each new group, 32 at a time.
         pages = math.ceil(done / PAGE) + math.ceil(LEASES * done / PAGE) + 2
         new = min(done, options.jobs)
         # Each job passes the shards that others hold, half of them on average, with two reads each.
         reads = pages + 1 + 3 * new + LEASES * (CLAIM - 1) + active
         writes = parts + 1 + LEASES * (1 + RELEASE)
-        beats = int(encode / (options.lease / 10))  # a write, and it is read back
+        beats = int(encode / (options.lease / 10))  # each renewal is a write and a read
         reads, writes = reads + beats, writes + beats
         waiting = options.latency * (
             active + pages + 1 + math.ceil(3 * new / 32) + LEASES * (CLAIM + RELEASE) + parts / 8 + 1
@@ -68,10 +69,10 @@ def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
             outcome.peaks[kind] = max(outcome.peaks[kind], active * count / (encode + waiting))
         outcome.changes = max(outcome.changes, (1 + RELEASE) / (encode + waiting))
         done += active
-    rest = options.passages * ID - outcome.fetched  # a job ends when it has seen all
+    rest = options.passages * ID - outcome.fetched  # a job ends when it has read all ids
     outcome.fetched += rest
     outcome.seconds += rest / options.bandwidth
-    deletes = math.ceil((1 + LEASES) * shards / 32) * options.latency  # groups and leases, by the last job
+    deletes = math.ceil((1 + LEASES) * shards / 32) * options.latency  # of groups and leases, by the last job
     outcome.seconds += deletes
     outcome.writes += (1 + LEASES) * shards
     return outcome
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes per second of a job")
     parser.add_argument("--lease", type=float, default=300.0, help="seconds")
-    # Rows above 41,666 need --shard_mb, too, which is 64 by default.
+    # More than 41,666 rows also need --shard_mb, which is 64 by default.
     parser.add_argument("--shard_rows", type=int, nargs="*", default=[8192, 65536, 262144, 1_000_000])
     options = parser.parse_args()
     print(

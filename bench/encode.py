@@ -2,12 +2,12 @@
 
 python bench/encode.py --corpus=FOLDER --texts=2000 --rounds=5
 
-Needs requirements-bench.txt. They take turns in one process and all start from strings. sentence-transformers as it
-comes; onnxruntime with the graph that its own optimizer makes for BERT, texts sorted by length in batches of 32 (as
-sentence-transformers has them), tokenized by jaxret's tokenizer, the faster one. Prints texts per second of each
-(median over rounds), the median of the ratios of each round with its range, the largest difference between outputs,
-padded tokens for each real one, how many programs were compiled after warm-up, and on a GPU the MFU of jaxret and
-sentence-transformers (each one's own products against the chip's rate); onnxruntime only runs on a CPU here.
+Needs requirements-bench.txt. The systems take turns in one process and all start from strings. sentence-transformers
+has its default settings. onnxruntime has a graph from its own optimizer for BERT, and texts sorted by length in batches
+of 32 (like sentence-transformers), tokenized by jaxret's tokenizer, which is the faster one. Prints texts per second of
+each (median over rounds), the median of the ratios of each round with its range, the largest difference between
+outputs, padded tokens per real one, the number of programs compiled after warm-up, and on a GPU the MFU of jaxret and
+sentence-transformers (the products of each against the chip's rate); onnxruntime only runs on a CPU here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.rounds import Results, add_json_flag, can_import
 
-BATCH = 32  # texts that the others encode at a time: the default of sentence-transformers
-MOST_PADDING = 1.15  # tokens that are computed for each real one
+BATCH = 32  # texts that the other systems encode at a time: the default of sentence-transformers
+MOST_PADDING = 1.15  # tokens that are computed per real one
 
 
 def make_onnx(directory: Path, threads: int, tokenize: Callable[[], Any]) -> Callable[[], Any]:
-    """Texts by onnxruntime: the model exported by torch, its graph optimized for BERT."""
+    """Return a call that encodes the texts by onnxruntime: the model exported by torch, its graph optimized for
+    BERT."""
     import numpy as np
     import onnxruntime
     import torch
@@ -39,7 +40,7 @@ def make_onnx(directory: Path, threads: int, tokenize: Callable[[], Any]) -> Cal
     from transformers import AutoModel
 
     class States(torch.nn.Module):
-        """The exported module: the last layer's states, by positional arguments."""
+        """The module to export: the last layer's states, with positional arguments."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -83,7 +84,7 @@ def make_onnx(directory: Path, threads: int, tokenize: Callable[[], Any]) -> Cal
 
 
 def seconds_at_full_rate(embedder: Any, lengths: Any, side: Any = "passage") -> float:
-    """Return the seconds of the products of encoding these lengths at the chips' full rate; 0: unknown."""
+    """Return the seconds that the products of encoding these lengths take at the chips' full rate; 0 if unknown."""
     import jax
     import jax.numpy as jnp
 
@@ -113,14 +114,14 @@ def seconds_at_full_rate(embedder: Any, lengths: Any, side: Any = "passage") -> 
 
 
 def torch_seconds(encode: Callable[[], Any], dtype: str) -> float:
-    """Return the seconds of torch's products at the chip's full rate."""
+    """Return the seconds that torch's products take at the chip's full rate."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     from jaxret.parallel.chips import find_chip
 
     chip = find_chip(torch.cuda.get_device_name())
-    assert chip is not None  # JAX knows it
+    assert chip is not None  # JAX knows the chip
     with FlopCounterMode(display=False) as counter:
         encode()
     return counter.get_total_flops() / chip.rates["float32 exact" if dtype == "float32" else dtype]
@@ -140,15 +141,15 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     add_json_flag(parser)
     arguments = parser.parse_args()
-    # XLA takes its threads from the cores it may run on, the others from a setting: make them the same.
+    # XLA takes its threads from the cores it may run on, the other systems from a setting: make them equal.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     os.environ["JAX_PLATFORMS"] = arguments.device
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the memory is for all
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # all systems share the memory
     run(arguments)
 
 
 def make_ours(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
-    """(tokenizer, embedder, folder of the weights): what encode.py uses of a run."""
+    """Return the tokenizer, the embedder, and the folder of the weights."""
     import jax
 
     from jaxret.configs.minilm import get_config
@@ -158,7 +159,7 @@ def make_ours(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
     from jaxret.parallel.mesh import make_mesh, replicated_sharding
     from jaxret.runs.run import load_tokenizer, make_embedder
 
-    keep_freed_memory()  # as every script of jaxret does; the others, in the same process, have it too
+    keep_freed_memory()  # like every script of jaxret; it applies to all systems in this process
     config = get_config("as_it_comes")
     config.tokens.passage_length, config.encoder.dtype = arguments.length, arguments.dtype
     on_gpu = 0 if arguments.device == "cpu" else 65536
@@ -191,7 +192,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     corpus = Corpus.open(arguments.corpus).read() if arguments.corpus else load_docstrings()[0]
     passages = list(islice(corpus, arguments.texts))
-    texts = [f"{p.title} {p.text}".strip() for p in passages]  # no [SEP]: the same string for all
+    texts = [f"{p.title} {p.text}".strip() for p in passages]  # without [SEP]: the same string for all systems
     passages = [Passage(p.id, text) for p, text in zip(passages, texts, strict=True)]
     tokenizer, embedder, directory = make_ours(arguments)
 
@@ -205,7 +206,7 @@ def run(arguments: argparse.Namespace) -> None:
         encoders["sentence-transformers"] = make_sentence_transformers(directory, texts, arguments)
     if arguments.device == "cpu" and can_import("onnx", "onnxruntime"):
         encoders["onnxruntime"] = make_onnx(directory, arguments.threads, tokenize)
-    vectors = {name: encode() for name, encode in encoders.items()}  # also the warm-up
+    vectors = {name: encode() for name, encode in encoders.items()}  # this is also the warm-up
     programs = embedder.programs
     results, source = Results(arguments.json), arguments.corpus or "Python's documentation"
     seconds = results.rounds(encoders, arguments.rounds)

@@ -1,12 +1,12 @@
-"""Encoding from text to verified shards, against the model alone:
+"""Compare encoding from text to verified shards with the model alone:
 
 python bench/encode_pipeline.py --workdir=RUN --corpus=FOLDER_OR_FILE --passages=4096
 
-The model alone: the same batches of tokens that are in memory, vectors copied to the host. From text: the corpus is
-read, checked, tokenized, encoded and written into a new folder, every digest of which is compared again. Both have
-their programs; rounds are interleaved; a ratio is that of a round, or, on a machine that has other things to do, that
-of the least times. A quarter of the corpus is encoded too: time should grow as the corpus does. Exact float32 on a CPU,
-the run's own settings elsewhere.
+The model alone gets the same batches of tokens from memory, and vectors are copied to the host. From text, the corpus
+is read, checked, tokenized, encoded and written into a new folder, whose digests are all compared again. Both have
+compiled programs, and rounds are interleaved. A ratio is that of a round, or, on a busy machine, that of the least
+times. A quarter of the corpus is also encoded, because time should grow linearly. On a CPU, the type is exact float32;
+elsewhere, the run's settings apply.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def from_text(run: Any, corpus: Path, folder: Path, shard_rows: int) -> None:
-    """All that `jaxret encode` does, and then all that search does to believe it."""
+    """Do everything that `jaxret encode` does, and then open the shards as a search does."""
     from jaxret.data.formats import Corpus
     from jaxret.index.encode import encode_source
     from jaxret.index.encode_options import EncodeOptions
@@ -46,7 +46,7 @@ def from_text(run: Any, corpus: Path, folder: Path, shard_rows: int) -> None:
 
 
 def alone(run: Any, corpus: Path, shard_rows: int) -> Callable[[], None]:
-    """The model, on tokens in memory, by the same shards."""
+    """Return a call of the model on tokens in memory, with the same shards."""
     import numpy as np
 
     from jaxret.data.formats import Corpus
@@ -85,14 +85,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         whole, quarter = folder / "whole", folder / "quarter"
-        for path, step in ((whole, 1), (quarter, 4)):  # every fourth passage: a quarter of the tokens too
+        for path, step in ((whole, 1), (quarter, 4)):  # every fourth passage: also a quarter of the tokens
             write_beir(path, islice(Corpus.open(arguments.corpus).read(), 0, arguments.passages, step), [], {})
         acts = {
             "the model alone": alone(run, whole, rows),
             "from text to verified shards": lambda: from_text(run, whole, folder / "out", rows),
             "a quarter of it": lambda: from_text(run, quarter, folder / "out", rows),
         }
-        for act in acts.values():  # compiles
+        for act in acts.values():  # the first call compiles
             act()
         took: dict[str, list[float]] = {name: [] for name in acts}
         for _ in range(arguments.rounds):

@@ -1,11 +1,11 @@
-"""Every family fine-tuned from MiniLM on a BEIR data set: quality, size on disk and time, as a Markdown table.
+"""Fine-tune every family from MiniLM on a BEIR data set, and print quality, size on disk and time as a Markdown table.
 
 python bench/families.py --data=FOLDER --workdir=runs/families --set=train.steps=24 --set=tokens.passage_length=64
 
-One seed. Not everything is MiniLM's: I3's reconstructor and interactor, Aggretriever's MLM head, term weights and [CLS]
-projection, and late interaction's projection start from random numbers; T5 is random altogether (4 layers, 256 wide,
-MiniLM's tokenizer), so it trains for 150 steps at 3e-4. Run again, it continues. Times are this machine's, after a
-warm-up, without reading, tokenizing and writing; they are not a comparison with anybody.
+With one seed. Some parameters are not pre-trained: I3's reconstructor and interactor, Aggretriever's MLM head, term
+weights and [CLS] projection, and late interaction's projection start from random numbers; T5 is completely random (4
+layers, 256 wide, MiniLM's tokenizer), so it trains for 150 steps at 3e-4. A second call continues. Times are those of
+this machine, after a warm-up, without reading, tokenizing and writing; they are not comparable with other systems.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TIMED_PASSAGES, TIMED_QUERIES, K = 1000, 500, 100
 
 
 def random_t5(folder: Path) -> str:
-    """A T5 encoder with random weights and MiniLM's tokenizer."""
+    """Write a T5 encoder with random weights and MiniLM's tokenizer; return its folder."""
     source = resolve_encoder(get_config().encoder.checkpoint)
     vocabulary = read_json(source / "config.json")["vocab_size"]
     config = T5Config(vocabulary, 256, 4, 4, 64, 1024)
@@ -63,7 +63,7 @@ def random_t5(folder: Path) -> str:
 
 
 def evaluate(system: str, workdir: Path, data: str, changes: dict[str, Any], untrained: bool) -> dict[str, float]:
-    """Trains, encodes and searches; the means of MEASURES."""
+    """Train, encode and search; return the means of MEASURES."""
     config = get_config("dual_encoder" if system == "t5" else system).lock()
     config.update_from_flattened_dict({"data.train": data, "train.log_every": 1, **changes})
     if system == "t5":
@@ -75,14 +75,14 @@ def evaluate(system: str, workdir: Path, data: str, changes: dict[str, Any], unt
 
 
 def contrastive_loss(workdir: Path) -> tuple[float, float]:
-    """Means over the first and the last five steps."""
+    """Return the means over the first and the last five steps."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     losses = [line["contrastive_loss"] for line in lines if "contrastive_loss" in line]
     return float(np.mean(losses[:5])), float(np.mean(losses[-5:]))
 
 
 def size(run: Run) -> tuple[float, float]:
-    """Vectors and bytes for each passage on disk."""
+    """Return vectors and bytes on disk per passage."""
     manifest = read_json(corpus_folder(run.workdir) / "manifest.json")
     names = [name for name in ("vectors", "offsets") if name in manifest["shards"][0]]
     stored = sum(shard[name]["bytes"] for shard in manifest["shards"] for name in names)
@@ -91,10 +91,10 @@ def size(run: Run) -> tuple[float, float]:
 
 
 def times(run: Run, data: str) -> tuple[float, float]:
-    """Milliseconds to encode a passage, and to search the whole corpus for a query: medians of three."""
+    """Return the milliseconds to encode a passage, and to search the whole corpus for a query: medians of three."""
 
     def median_ms(call: Callable[[], Any], number: int) -> float:
-        call()  # compiles
+        call()  # the first call compiles
         seconds = []
         for _ in range(3):
             begin = time.perf_counter()

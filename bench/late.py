@@ -1,9 +1,10 @@
 """Compare late interaction with a plain blocked product with maxima: python bench/late.py --documents=4000
 
-Random lists of vectors (or, with --embeddings, those of an encoded corpus: runs/RUN/embeddings/NAME), opened once by
-all. Each round runs numpy's product, torch's where it is installed (on GPU 0 if it sees one), and then ours, so that
-all see the same machine. Our exact rankings are compared with numpy's, and what differs must tie within float32; of
-candidates the recall is printed. Prints medians, the least of each, and ratios to the faster peer.
+The lists of vectors are random (or, with --embeddings, from an encoded corpus: runs/RUN/embeddings/NAME), and all
+systems open them once. Each round runs numpy's product, torch's if it is installed (on GPU 0 if there is one), and then
+ours, so that the machine is the same for all. Our exact rankings are compared with numpy's, and differences must be
+ties within float32; for candidates, the recall is printed. Prints medians, the least times, and ratios to the faster
+peer.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ sys.path.insert(0, str(REPOSITORY))
 
 from bench.rounds import Results, add_json_flag, can_import, timed  # noqa: E402
 
-BLOCK = 65_536  # vectors multiplied at a time by torch
-TILE = 1_024  # and by numpy: with 1,024 query vectors, 4 MiB of products
+BLOCK = 65_536  # vectors that torch multiplies at a time
+TILE = 1_024  # vectors that numpy multiplies at a time: with 1,024 query vectors, 4 MiB of products
 
 Ranking = tuple[np.ndarray, np.ndarray]  # scores and rows [Q,k]
 System = Callable[[Any, int], Any]
@@ -38,7 +39,8 @@ def best(scores: np.ndarray, k: int) -> Ranking:
 
 
 def numpy_peer(passages: Any) -> System:
-    """A tile of passages x all query vectors, the maxima over each passage, the sums over each query."""
+    """Return a search by numpy: a tile of passages x all query vectors, the maxima over each passage, the sums over
+    each query."""
     starts = np.searchsorted(passages.offsets, np.arange(0, len(passages.flat) + TILE, TILE))
     bounds = np.unique(np.minimum(starts, len(passages)))
 
@@ -54,7 +56,7 @@ def numpy_peer(passages: Any) -> System:
 
 
 def torch_peer(passages: Any) -> System:
-    """Like `numpy_peer`, with passages padded in order of their lengths, a block at a time."""
+    """Return a search like `numpy_peer`, with passages in order of their lengths, padded in blocks."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,7 +88,8 @@ def torch_peer(passages: Any) -> System:
 
 
 def ours(name: str, passages: Any) -> System:
-    """xla, xla:PRECISION, or candidates (mean:N, muvera:N), with the passages in memory, as an Index has them."""
+    """Return a search by xla, xla:PRECISION, or candidates (mean:N, muvera:N), with the passages in memory, as in an
+    Index."""
     from jaxret.search.approximate.candidates import CandidateGenerator
     from jaxret.search.backends.select import select_backend
     from jaxret.search.exact import search
@@ -132,7 +135,7 @@ def stored_lists(folder: str) -> Any:
 
 
 def near(passages: Any, count: int, length: int, random: np.random.Generator) -> Any:
-    """Queries: some vectors of a passage each, moved a little."""
+    """Draw queries near passages: some vectors of one passage each, slightly moved."""
     from jaxret.types import Ragged
 
     rows = random.integers(0, len(passages), count)

@@ -1,13 +1,13 @@
-"""Seconds of a forward pass and of a training step with LoRA: jaxret against torch and PEFT, in turn, in one process.
+"""Time a forward pass and a training step with LoRA: jaxret against torch and PEFT, in turns in one process.
 
 python bench/lora.py --layers=10 --rounds=8
 
 Needs torch, transformers and peft. Both sides have the same weights (random ones, in the shapes of SmolLM2-135M, or
 --model), adapters in all dense layers, and random tokens without padding: queries of 32 and their passages of --length
-tokens, means over tokens of length 1, in-batch negatives, clipped gradients, AdamW. torch is what one would write, with
+tokens, means over tokens of length 1, in-batch negatives, clipped gradients, AdamW. The torch code is a usual one, with
 scaled_dot_product_attention and fused AdamW. Prints the medians, the median of the ratios of each round with its range,
-the same of processor seconds, and how far the losses of all steps differ. Where other jobs run, only processor seconds
-with --threads=1 say something.
+the same for processor seconds, and the largest difference of losses. On a busy machine, only processor seconds with
+--threads=1 are meaningful.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMOLLM2 = {
     "num_key_value_heads": 3,
     "rms_norm_eps": 1e-5,
 }
-Run = Callable[[Any], float]  # of a batch; returns its loss when everything is done
+Run = Callable[[Any], float]  # called with a batch; returns its loss when everything is computed
 
 
 def write_random_model(folder: Path, layers: int) -> str:
@@ -65,7 +65,7 @@ def make_ours(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run, 
     from jaxret.training.step import make_eval_step, make_train_step
     from jaxret.training.tasks.retrieval import make_retrieval_objective
 
-    keep_freed_memory()  # as every script of jaxret does
+    keep_freed_memory()  # like every script of jaxret
     c = get_config()
     c.encoder.checkpoint, c.encoder.layers, c.encoder.tied = arguments.model, arguments.layers, True
     c.encoder.recompute, c.head.token, c.normalize, c.loss.temperature = "none", "mean", True, TEMPERATURE
@@ -163,7 +163,7 @@ def main() -> None:
     results = Results(arguments.json)
     if not can_import("torch", "transformers", "peft"):
         return
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # XLA has a thread for each core
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # XLA uses a thread per core
     with tempfile.TemporaryDirectory() as folder:
         adapters = Path(folder) / "adapters"
         arguments.model = arguments.model or write_random_model(Path(folder) / "model", arguments.layers)

@@ -1,10 +1,10 @@
-"""Peak memory of jaxret's commands against the size of the corpus: python bench/memory.py --sizes=100000,1000000
+"""Measure the peak memory of jaxret's commands by the size of the corpus: python bench/memory.py --sizes=100000,1000000
 
 Draws passages of 5 to 60 words, and encodes them with a small random BERT (2 layers, 64 wide) with MiniLM's tokenizer,
-because what could grow is the data, not the model. Then it searches for 1,000 queries, mines negatives of 1,000
-training queries, reranks 20 passages of 50 queries by a cross-encoder, and serves. Each is a command in a process of
-its own. Prints, for each, the most memory that the process had, that without mapped files, which the system takes back,
-and its seconds. --corpus takes the first passages of a corpus in place of drawn ones. Linux.
+because memory could grow with the data, not with the model. Then it searches for 1,000 queries, mines negatives of
+1,000 training queries, reranks 20 passages of 50 queries with a cross-encoder, and serves. Each command is a new
+process. Prints its peak memory, its peak without mapped files, which the system can free, and its seconds. --corpus
+uses the first passages of a corpus instead of drawn ones. Only on Linux.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WORDS = np.array([f"word{i}" for i in range(5000)])
 
 @dataclass(frozen=True)
 class Peak:
-    """The most memory of a process, in MiB: with mapped files, and without; and its seconds."""
+    """The peak memory of a process in MiB, with mapped files and without; and its seconds."""
 
     whole: int
     own: int
@@ -49,7 +49,7 @@ class Peak:
 
 
 def drawn(size: int) -> Iterator[Passage]:
-    """Yield passages of 5 to 60 words, the same ones every time."""
+    """Yield passages of 5 to 60 words, which are the same in every call."""
     for start in range(0, size, 1000):
         random = np.random.default_rng(start)
         for number in range(start, min(start + 1000, size)):
@@ -57,7 +57,7 @@ def drawn(size: int) -> Iterator[Passage]:
 
 
 def write_data(folder: Path, passages: Iterable[Passage]) -> list[str]:
-    """Write a BEIR folder, each query of which has the first words of a passage; return the queries' texts."""
+    """Write a BEIR folder in which each query is the first words of a passage; return the queries' texts."""
     from jaxret.data.formats import write_beir
 
     first = list(islice(passages := iter(passages), QUERIES))
@@ -73,7 +73,7 @@ def write_data(folder: Path, passages: Iterable[Passage]) -> list[str]:
 
 
 def write_models(folder: Path, shard_rows: int) -> None:
-    """Write a run of a retriever, not trained, and a cross-encoder, both of a small random BERT."""
+    """Write an untrained run of a retriever, and a cross-encoder, both from a small random BERT."""
     import jax
     from safetensors.numpy import load_file, save_file
 
@@ -107,7 +107,7 @@ def write_models(folder: Path, shard_rows: int) -> None:
 
 
 def measure(arguments: list[str], use: Callable[[subprocess.Popen[bytes]], Any] | None = None) -> Peak:
-    """Run a jaxret command and return its peak; `use` is called with a server, which is ended then."""
+    """Run a jaxret command and return its peak memory. `use` is called with a server, which is then ended."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen([sys.executable, "-m", "jaxret", *arguments], env=environment, stdout=subprocess.DEVNULL)
     begin, whole, own = time.perf_counter(), 0, 0
@@ -153,9 +153,9 @@ def peaks(folder: Path, passages: Iterable[Passage], shard_rows: int = SHARD_ROW
     """Yield the peak of each command of VERBS.
 
     Args:
-        folder: a new one.
-        passages: of the corpus.
-        shard_rows: passages of a shard.
+        folder: a new folder.
+        passages: passages of the corpus.
+        shard_rows: passages per shard.
     """
     folder.mkdir(exist_ok=True)
     data, run = folder / "data", f"--workdir={folder / 'run'}"

@@ -1,7 +1,7 @@
-"""Peak memory of mining against the number of queries: python bench/mine.py --queries=2000,20000,500000
+"""Measure the peak memory of mining for several numbers of queries: python bench/mine.py --queries=2000,20000,500000
 
-Makes passages, queries and a file of rankings for each size, mines from it in a process of its own, and prints what the
-command printed, its time and its peak memory. The texts are random words. 500,000 queries are a file of 3 GB and twenty
+For each size, writes passages, queries and a file of rankings, mines from it in a new process, and prints the output of
+the command, its time and its peak memory. The texts are random words. 500,000 queries take a file of 3 GB and twenty
 minutes.
 """
 
@@ -18,11 +18,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.as_it_comes import run
 
-WORDS, PASSAGE, QUERY = 2000, 60, 8  # different words; words of a text
+WORDS, PASSAGE, QUERY = 2000, 60, 8  # the number of different words; words per text
 
 
 def write(folder: Path, passages: int, queries: int, depth: int) -> None:
-    """A BEIR folder, each query of which has one positive, and rankings.trec."""
+    """Write a BEIR folder in which each query has one positive, and rankings.trec."""
     random = np.random.default_rng(0)
 
     def text(words: int) -> str:

@@ -1,8 +1,8 @@
-"""Seconds of a training step with texts padded and packed: python bench/packing.py --train=FOLDER_OR_FILE
+"""Time a training step with padded and with packed texts: python bench/packing.py --train=FOLDER_OR_FILE
 
-MiniLM, fine-tuned as configs/minilm.py says, on the same batches of real texts: a round is the padded steps, then the
-packed ones. Prints the median of each, the median of the ratios of each round, tokens computed for each real one, and
-how many programs were compiled. The device is JAX's default; nothing else should run on it.
+MiniLM is fine-tuned with configs/minilm.py on the same batches of real texts: a round has the padded steps, then the
+packed ones. Prints both medians, the median of the ratios of each round, tokens computed per real one, and the number
+of compiled programs. The device is JAX's default; no other job should use it.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def main() -> None:
         return (time.perf_counter() - begin) / arguments.steps
 
     for name in plans:
-        run(name, 0)  # compiles what these steps need
+        run(name, 0)  # the first call compiles the programs of these steps
     for i in range(arguments.rounds):
         before = step.count
         times = {name: run(name, i * arguments.steps) for name in plans}
-        if step.count == before:  # else a program was compiled
+        if step.count == before:  # otherwise, a program was compiled
             for name in plans:
                 seconds[name].append(times[name])
     for name in plans:

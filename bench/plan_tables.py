@@ -1,4 +1,4 @@
-"""Prints the tables of docs/scale.md: plans of the shipped configs, and the needs of corpora by family.
+"""Print the tables of docs/scale.md: plans of the shipped configs, and the needs of corpora by family.
 
     python bench/plan_tables.py --topology=h100:1,v5e:4x4
     python bench/plan_tables.py --topology=h100:8 --sizes
@@ -30,12 +30,12 @@ from jaxret.runs.mismatch import flatten
 from jaxret.search.backends.precision import PRECISIONS
 from jaxret.search.streaming import row_bytes
 
-FOR_CPUS = "package:"  # prefix of checkpoints of small encoders for CPUs
+FOR_CPUS = "package:"  # prefix of checkpoints that are small encoders for CPUs
 NOT_COMPILED = ("data", "encode", "seed", "validation")  # groups of keys that do not change the program of a step
 _LENGTH_KEYS = ("train.steps", "optimizer.warmup_steps")
 
 CORPUS_SIZES = (1_000_000, 8_841_823, 100_000_000)
-LENGTH = 80  # tokens of a passage, about the mean of MS MARCO, for families with a vector for each token
+LENGTH = 80  # tokens of a passage, about the mean of MS MARCO, for families with a vector per token
 SEARCH_PRECISIONS = ("float32", "bfloat16", "int8")
 CHIP_PRECISIONS = {"float32": "float32 exact"}  # precision of candidates -> precision of chips.PRODUCT_PRECISIONS
 

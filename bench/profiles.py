@@ -1,13 +1,13 @@
-"""Print where a training step, an encode, a search and a start spend their time: python bench/profiles.py train
+"""Profile a training step, an encoding, a search and a start: python bench/profiles.py train
 
 python bench/profiles.py train              a step of MiniLM: XLA's operations, then Python's functions
 python bench/profiles.py encode             2,000 passages
 python bench/profiles.py search             128 questions over 200,000 random vectors
 python bench/profiles.py start              `jaxret search --query`, a new process: imports by package, then functions
 
-Operations are those of XLA's own profile (`jax.profiler`), without those that they call, named without their numbers;
-they run on several threads, so their sum may be more than the time that passed. Functions are those of cProfile,
-imports those of `python -X importtime`. A profiler slows down what it measures: compare the rows of a table, not two
+Operations come from XLA's profile (`jax.profiler`). Their seconds exclude the operations that they call, and their
+names have no numbers; they run on several threads, so their sum may exceed the elapsed time. Functions come from
+cProfile, imports from `python -X importtime`. A profiler slows the program down: compare the rows of a table, not two
 tables.
 """
 
@@ -36,7 +36,7 @@ Rows = dict[str, tuple[int, float]]  # calls and seconds, by name
 
 
 def own_seconds(events: Iterable[Any]) -> Rows:
-    """Return calls and own seconds of the operations of one thread: without those of the operations within."""
+    """Return calls and own seconds of the operations of one thread, excluding operations within them."""
     counts: Counter[str] = Counter()
     seconds: defaultdict[str, float] = defaultdict(float)
     around: list[tuple[str, float]] = []  # operations that have not ended: name, end
@@ -91,7 +91,7 @@ def short(path: str) -> str:
 
 
 def imports(text: str) -> Rows:
-    """Return modules and seconds by package, of what `python -X importtime` printed."""
+    """Return modules and seconds by package, from the output of `python -X importtime`."""
     total: Rows = {}
     for own, module in re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s*([\w.]+)", text, re.MULTILINE):
         package = module.partition(".")[0]
@@ -101,7 +101,7 @@ def imports(text: str) -> Rows:
 
 
 def print_rows(title: str, rows: Rows, most: int) -> None:
-    """Print the rows with most seconds."""
+    """Print the rows with the most seconds."""
     total = sum(seconds for _, seconds in rows.values())
     print(f"\n{title}: {total:.3f} s\n{'calls':>10}{'seconds':>10}{'share':>8}")
     for name, (count, seconds) in sorted(rows.items(), key=lambda row: -row[1][1])[:most]:
@@ -109,7 +109,7 @@ def print_rows(title: str, rows: Rows, most: int) -> None:
 
 
 def training_step(folder: Path) -> Callable[[], Any]:
-    """A training step, as bench/train_step.py makes it."""
+    """Return a training step of bench/train_step.py."""
     from bench.train_step import Work, make_ours
     from jaxret.demo.demo import write_data
 
@@ -123,7 +123,7 @@ def training_step(folder: Path) -> Callable[[], Any]:
 
 
 def encoding(folder: Path) -> Callable[[], Any]:
-    """2,000 passages, from strings to vectors, as bench/encode.py encodes them."""
+    """Return the encoding of 2,000 passages from strings to vectors, as in bench/encode.py."""
     from bench.encode import make_ours
     from jaxret.demo.python_docs import load_docstrings
 
@@ -134,7 +134,7 @@ def encoding(folder: Path) -> Callable[[], Any]:
 
 
 def searching(folder: Path) -> Callable[[], Any]:
-    """128 questions over 200,000 vectors, as bench/search.py searches them."""
+    """Return the search for 128 questions over 200,000 vectors, as in bench/search.py."""
     import numpy as np
 
     from bench.search import ours
@@ -154,7 +154,7 @@ def profile_start(folder: Path, most: int) -> None:
     draw(retriever, folder, 10_000)
     arguments = ["-m", "jaxret", "search", f"--workdir={folder / 'run'}", "--query=how do I sort a list?"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(folder / "cache")}
-    environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}  # as a user has it
+    environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}  # as for a user
 
     def run(*options: str) -> str:
         command = [sys.executable, *options, *arguments]
@@ -186,7 +186,7 @@ def main() -> None:
             profile_start(Path(folder), arguments.rows)
             return
         act = PARTS[arguments.part](Path(folder))
-        act()  # compiles
+        act()  # the first call compiles
         begin = time.perf_counter()
         act()
         print(f"{arguments.part}: {time.perf_counter() - begin:.3f} s")

@@ -1,8 +1,8 @@
-"""Retrieval quality on a BEIR data set, from MiniLM: as it comes, dual encoder, MLR; several seeds; a Markdown table.
+"""Print the quality on a BEIR data set as a Markdown table: MiniLM without training, dual encoder, MLR; several seeds.
 
 python bench/quality.py --data=FOLDER --workdir=runs/quality/NAME --seeds=3 --set=train.epochs=1.0
 
-Everything goes through the same functions as train.py, encode.py and search.py; run again, it continues.
+It uses the functions of train.py, encode.py and search.py; a second call continues.
 """
 
 from __future__ import annotations

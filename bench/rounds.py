@@ -1,4 +1,4 @@
-"""Rounds in which systems take turns, with a check between them whether the machine is idle, and the results as JSON.
+"""Rounds in which systems take turns, checks between rounds whether the machine is idle, and results as JSON.
 
 The scripts that compare jaxret with a peer write their seconds with `--json=FILE`; bench/all.py runs these scripts.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 WORK = bytes(1 << 20)
-REPEATS = 64  # about 0.04 s on a core that has instructions for SHA-256
-REST = 0.15  # seconds in which threads of OpenBLAS (a tenth), torch, FAISS and XLA stop waiting for work by spinning
+REPEATS = 64  # about 0.04 s on a core with instructions for SHA-256
+REST = 0.15  # seconds until threads of OpenBLAS (after a tenth), torch, FAISS and XLA stop spinning
 
 T = TypeVar("T")
 Seconds = Mapping[str, list[float]]  # of each round, by system
@@ -38,8 +38,8 @@ def can_import(*modules: str) -> bool:
 
 
 def timed(run: Callable[[], T]) -> tuple[T, float]:
-    """Return what `run` returns and the seconds that it takes, after a rest in which threads of the system before it
-    stop spinning."""
+    """Return the result of `run` and its seconds, after a rest in which threads of the previous system stop
+    spinning."""
     time.sleep(REST)
     begin = time.perf_counter()
     result = run()
@@ -47,7 +47,8 @@ def timed(run: Callable[[], T]) -> tuple[T, float]:
 
 
 def calibrate() -> tuple[float, float]:
-    """Return the seconds of fixed work on every core, and the share of the cores that it got: 1 on an idle machine."""
+    """Return the seconds of a fixed piece of work on every core, and the share of the cores that it got: 1 on an idle
+    machine."""
 
     def work(_: int) -> float:
         begin = time.thread_time()
@@ -76,12 +77,12 @@ class Results:
         self.calibrations: list[tuple[float, float]] = []
 
     def calibrate(self) -> None:
-        """Note whether the machine is idle now; call it before each round."""
+        """Record whether the machine is idle now; call it before each round."""
         if self.path:
             self.calibrations.append(calibrate())
 
     def rounds(self, systems: Mapping[str, Callable[[], Any]], count: int) -> dict[str, list[float]]:
-        """Return the seconds of every system, which take turns."""
+        """Return the seconds of every system; the systems take turns."""
         seconds: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(count):
             self.calibrate()
@@ -90,7 +91,7 @@ class Results:
         return seconds
 
     def add(self, case: str, ours: Seconds, peers: Seconds) -> None:
-        """Note the seconds of a case. Its name holds all sizes: `--compare` pairs cases by their names."""
+        """Record the seconds of a case. Its name has all sizes, because `--compare` pairs cases by name."""
         self.cases.append({"case": case, "ours": dict(ours), "peers": dict(peers)})
 
     def write(self) -> None:

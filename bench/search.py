@@ -1,9 +1,9 @@
 """Compare exact search with a bare FAISS flat index, on the same vectors: python bench/search.py --rows=200000,400000
 
-Random vectors, opened once by both sides; each round runs the peer and then every backend of ours, so that all see the
-same machine. Ids are compared, and what differs must tie within float32. Prints medians and ratios to the peer, and
-those of the least times, which a busy machine disturbs least. On a machine with GPUs the peer is a flat index on GPU 0,
-and XLA's precisions are worth their rows: --backends=xla,xla:bfloat16,xla:int8.
+The vectors are random, and both sides open them once; each round runs the peer and then every backend of ours, so that
+the machine is the same for all. Ids are compared, and differences must be ties within float32. Prints medians and
+ratios to the peer, and those of the least times, which a busy machine changes least. With GPUs, the peer is a flat
+index on GPU 0, and XLA's precisions are also of interest: --backends=xla,xla:bfloat16,xla:int8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from bench.rounds import Results, add_json_flag, timed  # noqa: E402
 
 
 def peer(passages: Any) -> Any:
-    """FAISS's flat index, with everything at its default but where it leaves BLAS: at that, it is at its best."""
+    """Return FAISS's flat index with default settings, except the number of queries from which it uses BLAS: this value
+    is its fastest."""
     import faiss
 
     faiss.cvar.distance_compute_blas_threshold = 20
@@ -35,7 +36,7 @@ def peer(passages: Any) -> Any:
 
 
 def ours(name: str, passages: Any) -> Callable[[Any, int], Any]:
-    """A backend, or backend:precision, with the passages in memory, as an Index has them."""
+    """Return a search by a backend, or backend:precision, with the passages in memory, as in an Index."""
     from jaxret.search.backends.select import select_backend, with_many_searches
     from jaxret.search.exact import search
     from jaxret.search.in_memory import InMemoryCorpus
@@ -56,7 +57,7 @@ def ours(name: str, passages: Any) -> Callable[[Any, int], Any]:
 
 
 def agree(result: Any, scores: Any, rows: Any) -> None:
-    """The peer's ranking is ours but for what its float32 cannot tell apart."""
+    """Require that the peer's ranking is ours, except for ties within float32."""
     import numpy as np
 
     np.testing.assert_allclose(result.scores, scores, atol=1e-5 * np.abs(scores).max())
@@ -69,7 +70,7 @@ Seconds = dict[tuple[str, int], list[float]]  # of every round, by system and ro
 
 
 def report(k: int, rows: int, first: int, seconds: Seconds, notes: dict[tuple[str, int], str]) -> None:
-    """Print every system's time for a corpus, with ratios to the peer and to its own time for the first corpus."""
+    """Print every system's time for a corpus, with ratios to the peer and to its time for the first corpus."""
     from statistics import median
 
     of_peer = seconds["peer", rows]

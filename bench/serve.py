@@ -1,10 +1,10 @@
 """Time `jaxret serve` and a sentence-transformers server of the same model: python bench/serve.py --folder=/tmp/s
 
-Makes a run of a model as it comes, and starts two servers on loopback: `jaxret serve --nosearch`, and Starlette with
-`SentenceTransformer.encode` (a request at a time, in a thread). Each gets the demo's questions, one a request, from 1,
-8 and 64 clients that keep their connections, in turns of the two servers. Prints percentiles of the latency and
-questions per second, of the best of --rounds, and the largest difference of the two servers' vectors. Installs nothing:
-without sentence-transformers it says so and times jaxret alone.
+Writes an untrained run of a model, and starts two servers on loopback: `jaxret serve --nosearch`, and Starlette with
+`SentenceTransformer.encode` (a request at a time, in a thread). Each gets the demo's questions, one per request, from
+1, 8 and 64 clients that keep their connections; the two servers take turns. Prints percentiles of the latency and
+questions per second, for the best of --rounds, and the largest difference of the two servers' vectors. Without
+sentence-transformers, it prints a notice and times only jaxret.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def serve_baseline(model: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -87,10 +87,10 @@ def load(port: int, texts: list[str], clients: int, requests: int) -> tuple[list
     """Return the latencies in seconds, questions per second, and the vectors of the texts.
 
     Args:
-        port: of the server.
+        port: port of the server.
         texts: questions.
-        clients: threads, with a connection each.
-        requests: of all clients together.
+        clients: threads, each with a connection.
+        requests: number of requests of all clients together.
     """
     numbers, lock = iter(range(requests)), threading.Lock()
     latencies: list[float] = []
@@ -185,7 +185,7 @@ def measure(options: argparse.Namespace, names: dict[int, str], servers: dict[in
     results = Results(options.json)
     for clients in map(int, options.clients.split(",")):
         best: dict[int, tuple[list[float], float]] = {}
-        seconds: dict[str, list[float]] = {name: [] for name in names.values()}  # of a question
+        seconds: dict[str, list[float]] = {name: [] for name in names.values()}  # seconds per question
         for _ in range(options.rounds):
             results.calibrate()
             for port in servers:

@@ -1,14 +1,15 @@
-"""Use everything at once for an hour, and prove every answer: python bench/soak.py --folder=/tmp/soak --minutes=60
+"""Use all parts together for an hour, and check every answer: python bench/soak.py --folder=/tmp/soak --minutes=60
 
-Two processes live as long as the soak: `jaxret serve`, and one that has a `jaxret.Index` open and refreshes it. Half of
---clients ask the first over HTTP, half are threads of the second. Meanwhile the corpus changes (`jaxret encode
+Two processes run for the whole time: `jaxret serve`, and one with an open `jaxret.Index`, which it refreshes. Half of
+the --clients use the first over HTTP, half are threads of the second. Meanwhile the corpus changes (`jaxret encode
 --append`, `--delete`), approximate indexes of it are built and opened, and a training run is resumed; every second job
 and twenty trainings are killed with -9 and repeated. Every answer is compared with a product of all vectors in numpy,
-for a state that the corpus may have had then; the parameters of the training with those of one that nobody killed.
+for each state that the corpus may have had then; the parameters of the training are compared with those of an
+uninterrupted one.
 
 The model is a random BERT (2 layers, 32 wide; MLR with three vectors) and the corpus has 1,000 passages, so that two
-cores suffice, also under other work. Prints a table. The exit status is 1 after a wrong answer, an error, or memory,
-descriptors or threads that grew.
+cores suffice, also on a busy machine. Prints a table. The exit status is 1 after a wrong answer, an error, or growth of
+memory, descriptors or threads.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ sys.path.insert(0, str(REPOSITORY))
 
 PASSAGES, QUESTIONS = 1000, 100
 BATCH = 10  # passages that are appended or deleted at a time
-CHANGES = 600  # at most
+CHANGES = 600  # at most, of the corpus
 COLOURS = ("red", "blue", "green")
-KILLS = 20  # of the training
-INDEX = "soak"  # of eight lists, all of which are looked at: its candidates are complete
-TOLERANCE = 1e-4  # of a score: vectors of a text differ in their last bits with the batch
-SECONDS = 5.0  # between samples of a process
+KILLS = 20  # of training runs
+INDEX = "soak"  # it searches all of its eight lists, so its candidates are complete
+TOLERANCE = 1e-4  # of a score: the last bits of a vector depend on its batch
+SECONDS = 5.0  # between two samples of a process
 GROWTH_MIB, GROWTH_SHARE = 24, 0.05  # of memory, from the first quarter to the last
-GROWTH_OPEN = 4  # of descriptors and of threads
+GROWTH_OPEN = 4  # of descriptors, and of threads
 SERVER = "jaxret serve"
 ENVIRONMENT = {
     "PYTHONPATH": str(REPOSITORY),
@@ -60,26 +61,27 @@ Found = tuple[str, float, str, str]  # id, score, title, text
 
 
 class WrongAnswerError(Exception):
-    """An answer that no state of the corpus has."""
+    """An answer that is right in no state of the corpus."""
 
 
-# The corpus, its states, and the answers
+# The corpus, its states, and the right answers
 
 
 class World:
-    """All passages that the corpus ever has, in its folder, and what is right in each of its states. State n is that
-    after n changes, which depend on n alone."""
+    """All passages that the corpus will ever have, in its folder, and the right answers in each of its states. State n
+    is that after n changes, which depend only on n."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with np.load(folder / "world.npz") as file:
-            self.scores = np.array(file["scores"])  # [questions, passages], of all that there will be
+            self.scores = np.array(file["scores"])  # [questions, passages], of all passages
             self.query_vectors = np.array(file["query_vectors"])
         self.records = [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()]
         self.questions: list[str] = json.loads((folder / "questions.json").read_text())
         self.number = {record["_id"]: row for row, record in enumerate(self.records)}
         self.colours = np.array([COLOURS.index(record["metadata"]["colour"]) for record in self.records])
-        self._counts = np.memmap(folder / "changes", np.int64, "r+", shape=(2,))  # begun, ended
+        # Numbers of changes that have begun, and that have ended.
+        self._counts = np.memmap(folder / "changes", np.int64, "r+", shape=(2,))
 
     @property
     def begun(self) -> int:
@@ -92,7 +94,7 @@ class World:
 
     @property
     def ended(self) -> int:
-        """Return the number of changes that have ended: what is opened now sees no earlier state."""
+        """Return the number of changes that have ended: an index that is opened now sees no earlier state."""
         return int(self._counts[1])
 
     @ended.setter
@@ -101,7 +103,7 @@ class World:
 
     @cached_property
     def states(self) -> list[np.ndarray]:
-        """Return which passages each state has."""
+        """Return the passages of each state."""
         alive = np.zeros(len(self.records), bool)
         alive[:PASSAGES] = True
         states = [alive]
@@ -112,10 +114,10 @@ class World:
         return states
 
     def change(self, number: int) -> tuple[np.ndarray, bool]:
-        """Return the rows of `records` that a change appends (True), or deletes. Half of an append are passages that
-        the corpus has not had; half are those of the first half of the deletion before."""
+        """Return the rows of `records` that a change appends (True) or deletes. Half of the appended passages are new;
+        the others are the first half of the deletion before."""
         first = PASSAGES + number // 2 * BATCH
-        if number % 2:  # the oldest ones, and of the last append
+        if number % 2:  # some of the oldest, and some of the last append
             old, half = number // 2 * (BATCH // 2) % (PASSAGES // 2), BATCH // 2
             return np.r_[old : old + half, first : first + half], False
         return np.arange(first, first + BATCH), True
@@ -124,11 +126,11 @@ class World:
         """Raise WrongAnswerError for a ranking that is right in none of these states.
 
         Args:
-            question: number of it.
-            k: passages that were asked for.
+            question: number of the question.
+            k: number of requested passages.
             hits: the ranking.
-            states: that the corpus may have had.
-            colour: of the passages that were searched; "" for all.
+            states: states that the corpus may have had.
+            colour: colour of the searched passages; "" for all.
         """
         problems = [self._problem(question, k, hits, state, colour) for state in states]
         if all(problems):
@@ -154,7 +156,7 @@ class World:
 
 
 def make_world(folder: Path) -> World:
-    """Write a run, its encoded corpus, and what is right. Everything random depends on one seed."""
+    """Write a run, its encoded corpus, and the right answers. Everything random depends on one seed."""
     from jaxret.api import Index, Retriever
     from jaxret.data.records import Passage
     from tests.pipeline import untrained_run, words, write_data, write_encoder
@@ -193,7 +195,7 @@ def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-# What was done
+# Operations and their outcomes
 
 
 @dataclass
@@ -202,7 +204,7 @@ class Tally:
 
     seconds: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # wrong, refused, error, killed
-    said: list[str] = field(default_factory=list)  # the first sentences
+    said: list[str] = field(default_factory=list)  # the first error sentences
 
 
 class Record:
@@ -214,7 +216,8 @@ class Record:
 
     @contextlib.contextmanager
     def operation(self, kind: str, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Count an operation. `refusals`: errors that say in time what cannot be done now."""
+        """Count an operation. refusals: errors that are not failures, because they refuse something that is impossible
+        now."""
         start, outcome, sentence = time.perf_counter(), "", ""
         try:
             yield
@@ -222,7 +225,7 @@ class Record:
             outcome, sentence = "wrong", str(wrong)
         except refusals as refused:
             outcome, sentence = "refused", str(refused)
-        except Exception as error:  # whatever it is, it is counted and shown, and the soak goes on
+        except Exception as error:  # any error is counted and shown, and the soak continues
             outcome, sentence = "error", f"{type(error).__name__}: {error}"
         self.count(kind, time.perf_counter() - start, outcome, sentence)
 
@@ -246,7 +249,7 @@ class Record:
 
 
 def together(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run tasks in a thread each, until all have ended."""
+    """Run each task in a thread, until all have ended."""
     threads = [threading.Thread(target=task) for task in tasks]
     for thread in threads:
         thread.start()
@@ -254,11 +257,11 @@ def together(tasks: Sequence[Callable[[], None]]) -> None:
         thread.join()
 
 
-# Clients of the process that has an Index open
+# Clients of the process with an open Index
 
 
 def hold(folder: Path, clients: int, seconds: float, pause: float) -> None:
-    """Search one Index from some threads, and refresh it; write what became of that to holder.json."""
+    """Search one Index from several threads, and refresh it; write the outcomes to holder.json."""
     from jaxret.api import Index, Retriever
     from jaxret.search.search_options import SearchOptions
 
@@ -267,7 +270,7 @@ def hold(folder: Path, clients: int, seconds: float, pause: float) -> None:
     retriever = Retriever.open(folder / "run")
     first = world.ended
     index = Index.open(retriever)
-    seen = [range(first, world.begun + 1)]  # states that the index may have; threads replace it as a whole
+    seen = [range(first, world.begun + 1)]  # states that the index may have; threads replace the whole list item
     indexes = SearchOptions(index=INDEX, index_parameters="nprobe=8")
 
     def checked(opened: Any, random: np.random.Generator, colour: str, before: Callable[[], int]) -> None:
@@ -314,7 +317,7 @@ def hold(folder: Path, clients: int, seconds: float, pause: float) -> None:
         while time.monotonic() < end:
             with record.operation("Index: open an approximate one", (ValueError, FileNotFoundError)):
                 earliest = world.ended
-                opened = Index.open(retriever, options=indexes), earliest  # it stays as it is, whatever changes
+                opened = Index.open(retriever, options=indexes), earliest  # it keeps its state during all changes
             if opened:
                 with record.operation("Index: search an approximate one"):
                     checked(opened[0], random, "", lambda: opened[1])  # noqa: B023
@@ -328,7 +331,7 @@ def hold(folder: Path, clients: int, seconds: float, pause: float) -> None:
 
 
 class Client:
-    """A client of the server: a connection that it keeps, and the requests that it makes."""
+    """A client of the server: its connection, and the requests that it sends."""
 
     def __init__(self, world: World, port: int, record: Record, seed: int) -> None:
         self.world, self.record, self.random = world, record, np.random.default_rng(1000 + seed)
@@ -336,7 +339,7 @@ class Client:
         self.corpus = {"name": "corpus", "passages": PASSAGES}
 
     def run(self, end: float, pause: float) -> None:
-        """Ask until the end."""
+        """Send requests until the end."""
         kinds = [self.search, self.filter, self.embed, self.info, self.refuse, self.leave]
         time.sleep(self.random.random() * pause)
         while time.monotonic() < end:
@@ -347,7 +350,7 @@ class Client:
         self.connection.close()
 
     def ask(self, path: str, body: Any = None, status: int = 200) -> Any:
-        """Return the answer as JSON. A status other than the right one is an error."""
+        """Return the answer as JSON. Another status than expected is an error."""
         sent = {"content-type": "application/json"}
         try:
             self.connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, sent)
@@ -413,7 +416,7 @@ class Client:
 
 
 class Jobs:
-    """Commands that run at the same time as the clients, some of them killed."""
+    """Commands that run at the same time as the clients; some of them are killed."""
 
     def __init__(self, world: World, record: Record, seconds: float, kills: int) -> None:
         self.world, self.record, self.kills = world, record, kills
@@ -454,7 +457,7 @@ class Jobs:
             time.sleep(pause)
 
     def _insist(self, kind: str, command: Sequence[str], random: np.random.Generator) -> None:
-        """Run a command, half of the time after it was killed somewhere."""
+        """Run a command; half of the time, kill it first at a random time."""
         if random.random() < 0.5:
             tally = self.record.kinds.get(f"jaxret {kind}")
             usual = float(np.median(tally.seconds)) if tally and tally.seconds else 10.0
@@ -469,7 +472,7 @@ class Jobs:
             finish(start(command))
 
     def train(self) -> None:
-        """Train, killed as often as is asked for, and compare with a training that nobody killed."""
+        """Train, be killed `kills` times, and compare with an uninterrupted training."""
         whole, killed = self.world.folder / "whole", self.world.folder / "killed"
         with self.record.operation("jaxret train, not killed"):
             finish(start(self._training(whole)))
@@ -513,7 +516,7 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    """Wait for a command. Raises RuntimeError with what it said if it failed."""
+    """Wait for a command. Raises RuntimeError with its output if it failed."""
     _, said = process.communicate()
     if process.returncode:
         raise RuntimeError(f"exit {process.returncode}: {said[-400:]}")
@@ -533,14 +536,14 @@ def trained(workdir: Path) -> dict[str, Any]:
     return {step.name: file["custom_metadata"]["digests"] for step, file in zip(steps, files, strict=True)}
 
 
-# The processes that live long
+# The long-lived processes
 
 
 @dataclass
 class Sample:
     """Memory, descriptors and threads of a process at one time."""
 
-    mib: float  # its own memory: without mapped files
+    mib: float  # its own memory, without mapped files
     descriptors: int
     threads: int
 
@@ -551,18 +554,18 @@ def sample(pid: int) -> Sample:
 
 
 def watch(processes: dict[str, int], samples: dict[str, list[Sample]], end: float) -> None:
-    """Sample processes until the end, or until they end."""
+    """Sample processes until the given time, or until they end."""
     while time.monotonic() < end:
         for name, pid in processes.items():
-            with contextlib.suppress(OSError, KeyError):  # it has ended, which its record shows
+            with contextlib.suppress(OSError, KeyError):  # the process has ended, which its record shows
                 samples[name].append(sample(pid))
         time.sleep(SECONDS)
 
 
 def growth(samples: Sequence[Sample], files: int) -> tuple[Sample, Sample, list[str]]:
-    """Return what a process held in the first and in the last quarter (medians), and what grew beyond its bound. The
-    first tenth is left out: programs are compiled and buffers made then. `files`: descriptors that it may have more at
-    the end, because the corpus has more files."""
+    """Return the medians of a process in the first and in the last quarter, and what grew beyond its limit. The first
+    tenth is skipped, because programs are compiled and buffers allocated then. files: the number of additional
+    descriptors at the end, because the corpus has more files."""
     settled = samples[len(samples) // 10 :]
     quarter = max(1, len(settled) // 4)
     first, last = (
@@ -581,7 +584,7 @@ def growth(samples: Sequence[Sample], files: int) -> tuple[Sample, Sample, list[
 
 
 def print_operations(record: Record) -> bool:
-    """Print what became of the operations; return whether all were right."""
+    """Print the outcomes of operations; return whether all were right."""
     columns = ("wrong", "error", "refused", "killed")
     head = " | ".join(f"{column:>7}" for column in columns)
     print(f"| {'operation':<40} | {'done':>6} | {head} | {'p50 ms':>8} | {'p99 ms':>8} |")
@@ -597,8 +600,8 @@ def print_operations(record: Record) -> bool:
 
 
 def print_processes(samples: dict[str, list[Sample]], parts: int) -> bool:
-    """Print what the long-lived processes held; return whether none grew. `parts`: that were appended to the corpus; an
-    exact index maps one file of each, an approximate one two."""
+    """Print the resources of the long-lived processes; return whether none grew. parts: the number of parts that were
+    appended to the corpus; an exact index maps one file of each, an approximate one two."""
     flat = True
     print(
         f"\n| {'process':<14} | {'MiB, first quarter':>18} | {'last':>8} | {'most':>8} | descriptors | threads | grew |"
@@ -644,11 +647,11 @@ def soak(folder: Path, clients: int, seconds: float, pause: float, kills: int) -
     """Run everything, print the table, and return whether all was right.
 
     Args:
-        folder: is made.
-        clients: in all.
-        seconds: that clients ask.
+        folder: a new folder.
+        clients: the number of all clients.
+        seconds: the time during which clients send requests.
         pause: seconds between two questions of a client, on average.
-        kills: of the training.
+        kills: how often the training is killed.
     """
     world, record = make_world(folder), Record()
     server, port = serve(folder)

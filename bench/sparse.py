@@ -1,10 +1,11 @@
-"""Exact search of sparse vectors beside a bare product of scipy, and Seismic beside its recall, on the same vectors:
+"""Compare exact search of sparse vectors with a plain product of scipy, and with Seismic and its recall:
 
 python bench/sparse.py --rows=20000,100000
 
-Words of passages and queries are drawn by Zipf's law, weights as SPLADE's, numbers of words as those that it has on MS
-MARCO (119 a passage, 43 a query). Everything is opened once; each round runs the peer, then our backends, then Seismic.
-Scores are compared with the peer's: of equal ones it returns any row.
+Words of passages and queries are drawn by Zipf's law, with weights and numbers of words like those of SPLADE on MS
+MARCO (119 per passage, 43 per query). All systems use the same vectors and are opened once; each round runs the peer,
+then our backends, then Seismic. Only scores are compared with the peer's, because it returns any of several rows with
+equal scores.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PARAMETERS = ("query_cut=10,heap_factor=0.7", "query_cut=10,heap_factor=0.9", "q
 
 
 class Passages(SparseBlocks):
-    """A corpus in memory whose files nobody writes to."""
+    """A corpus in memory, without files that could change."""
 
     ragged = False
 
@@ -56,7 +57,7 @@ def random_rows(count: int, words: int, random: np.random.Generator) -> SparseRo
 
 
 def peer(passages: SparseRows) -> Callable[[SparseRows, int], np.ndarray]:
-    """Return a search by one product of scipy in float32 and a partial sort; it proves nothing."""
+    """Return a search by one product of scipy in float32 and a partial sort; its result is not proven."""
     lists = as_csr(passages).astype(np.float32).T.tocsr()
 
     def search(queries: SparseRows, k: int) -> np.ndarray:

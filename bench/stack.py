@@ -1,11 +1,11 @@
-"""Memory and time of `encoders.stack.Stack` against a plain scan: python bench/stack.py [--layers=12 --hidden=768]
+"""Compare `encoders.stack.Stack` with a plain scan: python bench/stack.py [--layers=12 --hidden=768]
 
-Value and gradient of a function of [CLS] after BERT layers, in three ways that have the same parameters:
+Computes the value and gradient of a function of [CLS] after BERT layers, in three ways with the same parameters:
   stack    Stack
   nn.scan  flax.linen.scan over all layers; the last one computes every position
-  slices   lax.scan over the parameters of all layers but the last, which computes [CLS] alone
+  slices   lax.scan over the parameters of all layers but the last, which computes only [CLS]
 Prints seconds to compile, temporary memory of the program (without parameters and their gradient), and the fastest of
-a few runs. The device is JAX's default.
+several runs. The device is JAX's default.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SELECTION = Selection(1, layers="last")
 
 
 def variants(config: BertConfig, compute: Compute) -> dict[str, Callable[[Any, jax.Array, TokenLayout], jax.Array]]:
-    """Functions (parameters, embeddings, layout) -> states [B,1,H]."""
+    """Return functions (parameters, embeddings, layout) -> states [B,1,H]."""
     names, fields = RECOMPUTE[compute.recompute], (config, compute, SELECTION)
     policy = None if names is None else jax.checkpoint_policies.save_only_these_names(*names)
 

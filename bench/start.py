@@ -1,10 +1,9 @@
-"""How long training takes to start, and what it holds: python bench/start.py --folder=/tmp/start
+"""Measure how long training takes to start, and its memory: python bench/start.py --folder=/tmp/start
 
 Draws a training set (500,000 queries, 8,841,823 passages of 60 tokens on average, 200 hard negatives for each query)
-straight into a store, because text of that size is not at hand; then begins a run with it in a process of its own,
-which makes ten steps, and prints its seconds and its largest anonymous memory. The encoder is a small random BERT (2
-layers, 64 wide) with MiniLM's tokenizer: what is measured is the data. --cold first drops the store from the system's
-memory.
+directly into a store, because no text of that size is available; then starts a run with it in a new process, which
+trains ten steps, and prints its seconds and its peak of anonymous memory. The encoder is a small random BERT (2 layers,
+64 wide) with MiniLM's tokenizer, because the data is measured. --cold first removes the store from the system's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ QUERY_LENGTH, PASSAGE_LENGTH, BLOCK = 32, 128, 1 << 16
 
 
 def make_config(folder: Path) -> Any:
-    """The run that is begun: ten steps of 32 queries with 8 passages each, on one shape."""
+    """Return the config of the run: ten steps of 32 queries with 8 passages each, in one shape."""
     import jax
 
     from jaxret.configs.minilm import get_config
@@ -59,7 +58,7 @@ def make_config(folder: Path) -> Any:
 
 
 def draw(folder: Path, queries: int, passages: int, negatives: int) -> None:
-    """Makes the store that reading `folder/data` would, had it so much text."""
+    """Write the store that `folder/data` would have with so much text."""
     import numpy as np
 
     from jaxret.data.tokens.store import ColumnWriter, StringsBuilder, open_or_make_store, store_root
@@ -100,7 +99,7 @@ def draw(folder: Path, queries: int, passages: int, negatives: int) -> None:
 
 
 def drop(folder: Path) -> None:
-    """Takes the files of the stores out of the system's memory."""
+    """Remove the files of the stores from the system's memory."""
     for path in (folder / "stores").rglob("*.npy"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -109,7 +108,7 @@ def drop(folder: Path) -> None:
 
 
 def start(folder: Path, began: float) -> None:
-    """Begins a run and prints its seconds since `began`, when this process was started, and its memory."""
+    """Start a run, and print its seconds since `began`, when this process was started, and its memory."""
     peak = {"RssAnon": 0, "VmRSS": 0}
 
     def watch() -> None:

@@ -1,19 +1,18 @@
-"""Seconds of a training step: jaxret against plain PyTorch, on the same weights, batches, loss and optimizer.
+"""Time a training step: jaxret against plain PyTorch, with the same weights, batches, loss and optimizer.
 
 python bench/train_step.py --data=FILE_OR_FOLDER --rounds=8
 
-Needs torch and transformers (requirements-bench.txt). Each has a process of its own, as its users run it; they take
-turns, one step each, and while one computes the other waits. The PyTorch step is what one would write: transformers'
-BertModel, texts padded to the longest of the batch, the mean over tokens scaled to length 1, in-batch negatives,
-clipped gradients, fused AdamW. jaxret's is the step of train.py on MiniLM as configs/minilm.py says. Without dropout,
-so that losses can be compared at every step; with --dropout they are not.
+Needs torch and transformers (requirements-bench.txt). Each side is a process; they take turns with one step
+each, and while one computes, the other waits. The PyTorch step is a usual one: transformers' BertModel, texts padded to
+the longest of the batch, the mean over tokens scaled to length 1, in-batch negatives, clipped gradients, fused AdamW.
+jaxret's is the step of train.py on MiniLM with configs/minilm.py. There is no dropout, so that losses can be compared
+at every step; with --dropout they are not compared.
 
-`full`: batches without padding. `ragged`: texts as long as they are, which jaxret packs. Prints, for each, the median
+`full`: batches without padding. `ragged`: texts of their real lengths, which jaxret packs. Prints, for each, the median
 seconds of both, the median of the ratios of each round with its range and the ratio of all rounds together (batches
-differ in length, and a run takes the sum), the same of processor seconds, and the largest difference of two losses; on
-a GPU also the MFU of both (each one's own products, without recomputation, against the chip's rate). Where other jobs
-run, only processor seconds with --threads=1 say something: torch's threads wait for each other by computing nothing,
-fast.
+differ in length, and a run takes the sum), the same for processor seconds, and the largest difference of two losses; on
+a GPU also the MFU of both (the products of each, without recomputation, against the chip's rate). On a busy machine,
+only processor seconds with --threads=1 are meaningful, because torch's threads spin while they wait for each other.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from bench.rounds import Results, add_json_flag
 
 CASES = ("full", "ragged")
 SIDES = ("jaxret", "torch")
-Step = Callable[[Any], float]  # of a batch on the host; gives its loss when everything is done
+Step = Callable[[Any], float]  # called with a batch on the host; returns its loss when everything is computed
 
 
 @dataclass(frozen=True)
 class Work:
-    """Inputs of both sides: model, data, and batches by case and number."""
+    """The inputs of both sides: model, data, and batches by case and number."""
 
     config: Any
     directory: Path
@@ -82,7 +81,8 @@ class Work:
         )
 
     def batch(self, case: str, number: int, packed: bool) -> Any:
-        """ragged: of the run's data. full: its text cut anew, so that every text is as long as may be."""
+        """Return a batch: for "ragged", from the run's data; for "full", with the same text cut again, so that every
+        text has the largest length."""
         from jaxret.types import Batch, Tokens
 
         if case == "ragged":
@@ -102,7 +102,7 @@ class Work:
 
 
 def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
-    """The step, and what gives the seconds that its products take at the chip's full rate (0: not known)."""
+    """Return the step, and a function that gives the seconds of its products at the chip's full rate (0 if unknown)."""
     import jax
 
     from jaxret.models.encoders.pretrained import load_pretrained
@@ -115,7 +115,7 @@ def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
     from jaxret.training.tasks.retrieval import make_retrieval_objective
     from jaxret.training.throughput import ideal_seconds
 
-    keep_freed_memory()  # as every script of jaxret does
+    keep_freed_memory()  # like every script of jaxret
     config, mesh, retriever = work.config, make_mesh(), make_retriever_model(work.config, work.shapes)
     optimizer, _ = make_optimizer(config.optimizer, total_steps=1000)
     _, weights = load_pretrained(work.directory, config.encoder.ignore, work.shapes)
@@ -133,7 +133,7 @@ def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
 
 
 def make_theirs(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
-    """Like `make_ours`, of torch."""
+    """Return the same as `make_ours`, for torch."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoModel
@@ -185,12 +185,12 @@ def make_theirs(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
 
 
 def serve(side: str, case: str, arguments: argparse.Namespace, parent: Any) -> None:
-    """A process that makes the steps of one side when it is told to: number of a batch -> (loss, seconds, seconds of
-    all threads). At last None -> those of batch 0's products at the chip's full rate; 0: not known."""
-    # XLA takes its threads from the cores it may run on, torch from a setting: make both the same.
+    """Run the steps of one side in a process, on request: number of a batch -> (loss, seconds, seconds of all threads).
+    At the end, None -> the seconds of batch 0's products at the chip's full rate (0 if unknown)."""
+    # XLA takes its threads from the cores it may run on, torch from a setting: make both equal.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     os.environ["JAX_PLATFORMS"] = arguments.device if side == "jaxret" else "cpu"
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the memory of a GPU is for both
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # both sides share the memory of a GPU
     work, packed = Work.of(arguments), side == "jaxret"
     step, ideal = {"jaxret": make_ours, "torch": make_theirs}[side](work, arguments)
     while (number := parent.recv()) is not None:
@@ -202,7 +202,7 @@ def serve(side: str, case: str, arguments: argparse.Namespace, parent: Any) -> N
 
 
 def compare(case: str, arguments: argparse.Namespace, results: Results) -> None:
-    """Both make every step twice: to warm up and compile, and to be timed."""
+    """Run every step twice on both sides: once to warm up and compile, and once to be timed."""
     spawn, pipes = multiprocessing.get_context("spawn"), {}
     for side in SIDES:
         pipes[side], end = spawn.Pipe()
@@ -263,7 +263,7 @@ def main() -> None:
             from jaxret.demo.demo import write_data
 
             arguments.data = str(write_data(Path(folder)).pairs)
-        packer = Work.of(arguments).packed.packer  # tokenized here, once
+        packer = Work.of(arguments).packed.packer  # this tokenizes the texts once
         print(f"{arguments.queries} pairs, {arguments.dtype}, {arguments.threads} threads; {packer}", flush=True)
         for case in arguments.cases:
             compare(case, arguments, results)

@@ -1,4 +1,4 @@
-"""A random batch as a packed run would have it."""
+"""Random batches, packed as in a run with tokens.packing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxret.types import Batch, Ragged, Tokens
 
 
 def texts_of(tokens: Tokens) -> Ragged:
-    """Every row without its padding."""
+    """Return every row without its padding."""
     return Ragged.from_lists([ids[mask].tolist() for ids, mask in zip(np.asarray(tokens.ids), np.asarray(tokens.mask))])
 
 
 def pack(batch: Batch, bins: int, head: Any) -> Batch:
-    """The texts of a batch, dealt out to `bins` and laid in rows with room for the slots of `head`."""
+    """Pack the texts of a batch into rows of `bins` bins, with room for the slots of `head`."""
     texts = [texts_of(tokens) for tokens in (batch.queries, batch.passages)]
     lengths = [tokens.ids.shape[1] for tokens in (batch.queries, batch.passages)]
     slots = head.prefix_length("query"), head.prefix_length("passage")

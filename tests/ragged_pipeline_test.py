@@ -1,4 +1,4 @@
-"""Late interaction on T5 from training to a ranking, and the diversity of a run: through files, as a user."""
+"""Late interaction on T5 from training to a ranking, and the diversity of a run: through files, like a user."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_late_interaction_end_to_end(tmp_path: Path) -> None:
     assert encode_corpus(run, Corpus.open(data), progress=False).shards_written == 1
     assert contents(encoded.folder) == before
 
-    shards = open_shards(encoded.folder)  # one of those that were open has been replaced
+    shards = open_shards(encoded.folder)  # one of the open files has been replaced
     queries = QuerySource.open(data).read()[:6]
     hits = Searcher(run, encoded.folder).search(queries, 10)
     vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query")

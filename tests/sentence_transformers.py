@@ -1,4 +1,4 @@
-"""sentence-transformers directories in miniature, written as its versions 2 to 5 do."""
+"""sentence-transformers directories in miniature, in the format of its versions 2 to 5."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Modules:
     """The modules of a directory and their settings."""
 
     pooling: Mapping[str, Any] = field(default_factory=lambda: MEAN)
-    normalize: bool = False  # whether there is a Normalize
+    normalize: bool = False  # whether there is a Normalize module
     similarity: str | None = None
     prompts: Mapping[str, str] | None = None
     transformer: Mapping[str, Any] | None = None  # settings of the Transformer
@@ -34,7 +34,7 @@ class Modules:
 
 
 def write_modules(folder: Path, **changes: Any) -> Path:
-    """Write the encoder of `write_encoder` with modules around it; changes: fields of Modules."""
+    """Write the encoder of `write_encoder` and modules for it; changes: fields of Modules."""
     modules = Modules(**changes)
     encoder, package, pooling = modules.encoder, modules.package, modules.pooling
     write_encoder(folder / encoder)
@@ -76,7 +76,7 @@ def write_pylate(folder: Path, projection: int = 6, **settings: Any) -> Path:
         "document_length": 24,
         "do_query_expansion": True,
         "attend_to_expansion_tokens": False,
-        "skiplist_words": ["e", "river", "?"],  # the last is not in the vocabulary: [UNK]
+        "skiplist_words": ["e", "river", "?"],  # the last is not in the vocabulary and becomes [UNK]
     }
     write_json(folder / "config_sentence_transformers.json", written | settings)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 24, "do_lower_case": False})

@@ -1,4 +1,4 @@
-"""An Index as a server uses it: many threads, many searches, many openings."""
+"""An Index in a server: many threads, many searches, and many openings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSAGES = 600
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a corpus whose passages have a colour, and two approximate indexes of it."""
+    """A run with a corpus whose passages have colours, and two approximate indexes of it."""
     folder = tmp_path_factory.mktemp("server")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 QUESTIONS = ["river stone music", "silver garden", "paper light forest", "winter market"]
-SIZES = (1, 10, 90, 500)  # of results
+SIZES = (1, 10, 90, 500)  # numbers of results
 
 
 @pytest.mark.daily("few")
@@ -52,7 +52,7 @@ SIZES = (1, 10, 90, 500)  # of results
     ids=["few", "2", "40"],
 )
 def test_threads_give_the_results_of_one(rounds: int, sizes: tuple[int, ...], run: Path) -> None:
-    """32 threads, several k, filters, backends, exact and approximate: the parameters of a search travel with it."""
+    """32 threads with several k, filters, backends, exact and approximate: each search keeps its own parameters."""
     retriever = Retriever.open(run)
     every = [SearchOptions(), SearchOptions(backend="xla")]
     every += [SearchOptions(filters=("colour:red",)), SearchOptions(filters=("colour:red", "colour:blue"))]
@@ -94,9 +94,9 @@ def test_threads_give_the_results_of_one(rounds: int, sizes: tuple[int, ...], ru
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("searches", "openings"), [(60, 6), pytest.param(20_000, 100, marks=pytest.mark.exhaustive)])
 def test_searches_and_openings_leak_no_resources(searches: int, openings: int, run: Path) -> None:
-    """Open files are as many as before; threads too, but for a few that libraries start late; memory grows by less than
-    a quarter of a megabyte for each opening, which compiles programs, and not with searches. A control keeps what it
-    opens."""
+    """The number of open files does not change, nor that of threads except a few that libraries start late. Memory
+    grows by less than a quarter of a megabyte per opening, which compiles programs, and does not grow with searches.
+    The control keeps the indexes that it opens."""
     every = [SearchOptions(), SearchOptions(index="IVF16,Flat")]
     retriever = Retriever.open(run)
     indexes = [Index.open(retriever, options=options) for options in every]
@@ -123,14 +123,14 @@ def test_searches_and_openings_leak_no_resources(searches: int, openings: int, r
     assert last[1] <= threads + 4
     assert last[2] - after[2] < 16 * 2**20 + openings * 2**18
     kept = [Index.open(retriever, options=every[1]) for _ in range(2)]
-    assert resources()[0] > files, "control: an index that is kept has its files open"
+    assert resources()[0] > files, "control: an index that is kept has open files"
     assert len(kept) == 2
 
 
 @pytest.mark.slow
 def test_opening_an_index_leaks_no_objects(run: Path) -> None:
-    """Python's blocks of memory, nearly the same number every time. TensorStore keeps a few for each array that Orbax
-    reads; JAX would keep what it traces. Control: what an opening holds while it is open."""
+    """The number of Python's memory blocks is nearly constant. TensorStore keeps a few for each array that Orbax reads;
+    JAX would keep traced functions. The control counts the blocks of an open index."""
 
     def open_again(count: int) -> int:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""The decorator that checks annotated shapes and types of arrays while tests run."""
+"""The decorator that checks annotated shapes and types of arrays during tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from beartype import beartype
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """beartype, but not for functions inside functions: they are made anew at every call of the outer one, and
-    preparing the checks took a tenth of the suite's time."""
+    """Apply beartype, except to functions inside functions: these are created at every call of the outer one, and
+    preparing their checks took a tenth of the suite's time."""
     return function if "<locals>" in function.__qualname__ else beartype(function)

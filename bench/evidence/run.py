@@ -1,13 +1,13 @@
-"""Try the papers' claims on real questions with small models: one command, which may be killed at any time.
+"""Try the papers' claims on real questions with small models. The command may be killed at any time.
 
-python bench/evidence/run.py --data=FOLDER --workdir=runs/evidence     works, or goes on
-python bench/evidence/run.py --table                                   the table of docs/evidence.md, from the results
+python bench/evidence/run.py --data=FOLDER --workdir=runs/evidence     starts, or continues
+python bench/evidence/run.py --table                                   prints the table in docs/evidence.md
 
-Results are in bench/evidence/results.json, and every run's values in bench/evidence/values/.
-FOLDER has the sets of SOURCES and TEXTS. What is trained, and which claims are tried, is in bench/evidence/claims.py:
-every claim with the first seed, then with the second, and so on; a run that several claims need is made once. Each step
-is a process and a folder of its own. A step that fails is reported, has a log, and is tried again with the next start.
-A run whose values are stored is not made again, unless another step reads from its folder.
+Results are in bench/evidence/results.json, and every run's values in bench/evidence/values/. FOLDER has the data sets
+of SOURCES and TEXTS. bench/evidence/claims.py has the runs and the claims: every claim is tried with the first seed,
+then with the second, and so on; a run that several claims need is trained once. Each step is a process with a folder. A
+step that fails is reported, has a log, and is tried again at the next start. A run with stored values is not trained
+again, unless another step reads from its folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ RESULTS = Path(__file__).with_name("results.json")
 
 
 def order(claims: Sequence[Claim], seeds: int) -> Iterator[tuple[int, Claim]]:
-    """Yield (seed, claim): every claim with the first seed, then with the second; a claim starts `later` turns late."""
+    """Yield (seed, claim): every claim with the first seed, then with the second; a claim begins `later` turns
+    later."""
     for turn in range(1, seeds + max(claim.later for claim in claims) + 1):
         for claim in claims:
             if 1 <= turn - claim.later <= seeds:
@@ -57,13 +58,13 @@ def order(claims: Sequence[Claim], seeds: int) -> Iterator[tuple[int, Claim]]:
 
 
 def attempt(work: Work, name: str, seed: int, failed: dict[str, str], command: Sequence[str]) -> bool:
-    """Make a step after the steps that it reads from; return whether it is made.
+    """Run a step after the steps that it reads from; return whether it has a result.
 
     Args:
-        work: where steps are.
-        name, seed: the step. Nothing is done if it is made already, or in `failed`.
-        failed: folder name -> reason, of this start; is extended.
-        command: the process that makes a step; its name and seed are appended.
+        work: the folders of steps.
+        name, seed: the step. Nothing is done if it has a result, or is in `failed`.
+        failed: folder name -> reason, for this start; new failures are added.
+        command: the process that runs a step; its name and seed are appended.
     """
     if work.result(name, seed).exists():
         return True
@@ -87,7 +88,8 @@ def attempt(work: Work, name: str, seed: int, failed: dict[str, str], command: S
 
 
 def environment(work: Work) -> dict[str, str]:
-    """Environment of a step: a compilation cache, one thread for the math library, huge pages as in the Makefile."""
+    """Return the environment of a step: a compilation cache, one thread for the math library, huge pages as in the
+    Makefile."""
     settings = {
         "OMP_NUM_THREADS": "1",
         "JAX_PLATFORMS": "cpu",
@@ -100,7 +102,7 @@ def environment(work: Work) -> dict[str, str]:
 def collect(work: Work, seeds: int, failed: Mapping[str, str]) -> dict[str, Any]:
     """Return the contents of bench/evidence/results.json, computed from the stored values.
 
-    It has a row for each claim, from the seeds that both its settings have, and the means of every run.
+    They have a row for each claim, from the seeds of both its runs, and the means of every run.
     """
     rows, runs = [], {}
     for claim in CLAIMS:
@@ -129,8 +131,7 @@ def paired(work: Work, claim: Claim, seeds: Sequence[int]) -> tuple[dict[int, li
 
 
 def work_through(work: Work, seeds: int, results: Path, command: Sequence[str]) -> None:
-    """Make the steps that have no values yet. The results are written first, from the stored values, and after every
-    attempt."""
+    """Run the steps without values. Results are written first, from the stored values, and after every attempt."""
     failed: dict[str, str] = {}
     write_json(results, collect(work, seeds, failed))
     for seed, claim in order(CLAIMS, seeds):
@@ -175,7 +176,7 @@ def main() -> None:
     if arguments.step:
         make(work, arguments.step[0], int(arguments.step[1]))
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the step too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # this also ends the step
     command = [sys.executable, __file__, f"--data={arguments.data}", f"--workdir={folder}", f"--results={results}"]
     lock = FolderLock(folder, "working through claims")
     try:

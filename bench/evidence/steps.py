@@ -1,4 +1,4 @@
-"""Make a step of `bench/evidence/run.py`: its folder, its inputs, and its code."""
+"""Run a step of `bench/evidence/run.py`: its folder, its inputs, and its code."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.storage.atomic import atomic_write, sha256_json, write_json
 from jaxret.storage.transaction import new_folder
 
-SOURCES = ("squadshifts-wiki", "squadshifts-amazon")  # questions and passages
+SOURCES = ("squadshifts-wiki", "squadshifts-amazon")  # data sets with questions and passages
 TEXTS = (*(f"{name}/corpus.jsonl" for name in SOURCES), "nq-qed/psgs.tsv", "medquad", "debian-packages")
-MEASURES = ("nDCG@10", "RR@10", "R@100")  # whose means every run has
+MEASURES = ("nDCG@10", "RR@10", "R@100")  # every run has the means of these
 
 
 def missing_data(source: Path) -> str:
-    """Return a sentence if a folder lacks a data set; "" if it has all."""
+    """Return a sentence if the folder lacks a data set; "" if it has all."""
     absent = [name for name in (*SOURCES, *TEXTS) if not (source / name).exists()]
     return f"--data={source} has no {absent[0]}; docs/evidence.md says what it holds" if absent else ""
 
 
 def make_data(source: Path, folder: Path) -> None:
-    """`questions`: both sets in one BEIR folder, the smaller splits to train on, the largest to measure: few steps read
-    few questions, and small differences need many. `texts`: a corpus to pre-train on."""
+    """Write `questions`: both data sets in one BEIR folder. The smaller splits are for training, because few steps read
+    few questions; the largest is for measuring, because small differences need many. Also write `texts`, a corpus for
+    pre-training."""
     from jaxret.data.formats import Corpus
 
     if folder.exists():
@@ -67,7 +68,7 @@ def make_data(source: Path, folder: Path) -> None:
 
 
 def copy_encoder(folder: Path) -> None:
-    """MiniLM without what sentence-transformers says of its vectors, which would decide head.token and normalize."""
+    """Copy MiniLM without sentence-transformers' settings, which would decide head.token and normalize."""
     from jaxret.configs.minilm import get_config
     from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
     from jaxret.models.encoders.pretrained import resolve_encoder
@@ -83,11 +84,12 @@ def copy_encoder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """Where steps are. A folder's name has a digest of all that the step is made of: what has changed is another."""
+    """The folders of steps. A folder's name has a digest of all inputs of the step, so a changed step has another
+    folder."""
 
     folder: Path
     data: str  # digest of the data
-    values: Path  # what was measured, a file a run: it stays when the folder is gone
+    values: Path  # measured values, one file per run, which remain if the folder is deleted
     answers: Mapping[str, str]  # test question -> the passage that answers it
 
     @property
@@ -98,14 +100,14 @@ class Work:
         return self.folder / "steps" / f"{name}.{seed if STEPS[name].seeded else 'all'}.{digest(name, self.data)}"
 
     def result(self, name: str, seed: int) -> Path:
-        """Written last of all: a step with it is made, and others can read from its folder."""
+        """Return the file that is written last: a step with it is complete, and others can read from its folder."""
         return self.path(name, seed) / "done.json"
 
     def measured(self, name: str, seed: int) -> Path:
         return self.values / f"{self.path(name, seed).name}.npz"
 
     def resolve_paths(self, keys: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Config keys, with "@NAME/FILE" replaced by the path of that file of another step."""
+        """Return config keys, with "@NAME/FILE" replaced by the path of that file of another step."""
         return {
             key: str(self.path(value[1:].partition("/")[0], seed) / value.partition("/")[2])
             if isinstance(value, str) and value.startswith("@")
@@ -115,7 +117,7 @@ class Work:
 
 
 def needs(name: str) -> list[str]:
-    """The steps that one reads from."""
+    """Return the steps from which a step reads."""
     step = STEPS[name]
     if isinstance(step, Keywords):
         return []
@@ -179,13 +181,14 @@ def train_and_measure(work: Work, name: str, step: Train, seed: int) -> MeasureV
         EvaluationOptions(k=100, measures=tuple(MEASURES)),
         progress=False,
     )
-    assert evaluation is not None  # the questions have judgements
+    assert evaluation is not None  # because the questions have judgements
     measures = {claim.measure for claim in CLAIMS if name in (claim.baseline, claim.treated)}
     return {**evaluation.per_query, **(several_vectors(run, work.questions) if measures - set(MEASURES) else {})}
 
 
 def write_values(path: Path, name: str, measured: MeasureValues, processor_seconds: int) -> None:
-    """A few kilobytes: the means of MEASURES, and what claims compare, by sorted ids, whose digest is beside it."""
+    """Write a few kilobytes: the means of MEASURES, and the values that claims compare, by sorted ids, with the digest
+    of these."""
     arrays: dict[str, Any] = {f"mean {one}": np.mean(list(measured[one].values())) for one in MEASURES}
     for one in {claim.measure for claim in CLAIMS if name in (claim.baseline, claim.treated)}:
         ids = sorted(measured[one])
@@ -197,15 +200,15 @@ def write_values(path: Path, name: str, measured: MeasureValues, processor_secon
 
 
 def read_values(path: Path, measure: str) -> tuple[str, np.ndarray]:
-    """The digest of the sorted ids, and their values."""
+    """Return the digest of the sorted ids, and their values."""
     with np.load(path, allow_pickle=False) as arrays:
         return str(arrays[f"ids of {measure}"]), arrays[measure]
 
 
 def passages_of(work: Work, measure: str, ids: str, count: int) -> list[str]:
-    """The passage that each of `count` values is about, whose sorted ids have the digest `ids`. Raises ValueError if
-    those are not the test questions."""
-    if measure == PERPLEXITY:  # whose values are passages'
+    """Return the passages of `count` values whose sorted ids have the digest `ids`. Raises ValueError if these are not
+    the test questions."""
+    if measure == PERPLEXITY:  # its values belong to passages
         return [f"{number:09}" for number in range(count)]
     questions = sorted(work.answers)
     if sha256_json(questions) != ids:
@@ -214,8 +217,8 @@ def passages_of(work: Work, measure: str, ids: str, count: int) -> list[str]:
 
 
 def several_vectors(run: Any, data: str) -> MeasureValues:
-    """Of a passage's vectors before pooling: whether the first (the last layer's) wins, and MVR's two measures (section
-    5.2), as jaxret/evaluation/diversity.py has them, for each question, or passage."""
+    """Return, from a passage's vectors before pooling, whether the first (the last layer's) wins, and MVR's two
+    measures (section 5.2) as in jaxret/evaluation/diversity.py, for each question or passage."""
     from jaxret.evaluation.diversity import normalized_scores, perplexity
     from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs
 
@@ -237,7 +240,7 @@ def several_vectors(run: Any, data: str) -> MeasureValues:
 
 
 def winning(scores: np.ndarray) -> np.ndarray:
-    """Which of the vectors wins, of cosines [P,V]; of those that are one but for rounding, the first."""
+    """Return which vector wins for cosines [P,V]; the first of those that are equal except for rounding."""
     from jaxret.evaluation.diversity import EQUAL
 
     return (scores > scores.max(axis=1, keepdims=True) - EQUAL).argmax(axis=1)
@@ -257,7 +260,7 @@ def mine(work: Work, step: Mine, seed: int, folder: Path) -> None:
 
 
 def write_pairs(work: Work, step: Keywords, folder: Path) -> None:
-    """Write the corpus with keywords of each passage as the query that it answers."""
+    """Write the corpus, and keywords of each passage as a query that it answers."""
     from jaxret.data.formats import Corpus
     from jaxret.mining.keywords import write_keywords
 

@@ -1,4 +1,4 @@
-"""Values of questions -> rows of `bench/evidence/run.py`'s table: differences, tests, verdicts."""
+"""From values of questions to rows of the table of `bench/evidence/run.py`: differences, tests, verdicts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jaxret.evaluation.significance import PairedComparison, holm, paired_compar
 from jaxret.evaluation.text_table import markdown_table
 
 LEVEL = 0.05
-RESAMPLES = 20_000  # sign vectors: p is 5e-5 at least
+RESAMPLES = 20_000  # sign vectors: the smallest p is 5e-5
 HOLDS, NOT_SEEN, OPPOSITE, NOT_RUN = "holds", "not seen", "opposite", "not run yet"
-ENOUGH, SO_FAR = 3, " so far"  # seeds; with fewer
+ENOUGH, SO_FAR = 3, " so far"  # the number of seeds, and the suffix of verdicts with fewer
 
 
 def row_of(
     claim: Claim, values: Mapping[int, Sequence[np.ndarray]], groups: Sequence[str], runs: Sequence[str]
 ) -> dict[str, Any]:
-    """A claim's row, of what (baseline, treated) have for each seed [N], and the passage that each value is about;
-    without p-values corrected, and without a verdict."""
+    """Return a claim's row, from the (baseline, treated) values of each seed [N], and the passage of each value;
+    without corrected p-values and without a verdict."""
     row: dict[str, Any] = {
         "baseline": claim.baseline,
         "treated": claim.treated,
@@ -34,7 +34,7 @@ def row_of(
     if not values:
         return row
     before, after = (np.mean([np.asarray(pair[side], float) for pair in values.values()], axis=0) for side in (0, 1))
-    # A claim of "no worse than by `margin`" is one of "better", for values that many higher.
+    # A claim of "no worse by more than `margin`" is a claim of "better" for values that are higher by the margin.
     comparison = over_groups(before, after + claim.margin, groups)
     by_seed = [float(np.mean(np.asarray(pair[1], float) - pair[0])) for pair in values.values()]
     p_seeds = paired_t(np.array(by_seed) + claim.margin)[1] if len(values) > 1 else None
@@ -57,8 +57,8 @@ def row_of(
 
 
 def over_groups(before: np.ndarray, after: np.ndarray, groups: Sequence[str]) -> PairedComparison:
-    """Paired tests that flip and draw whole groups: questions about one passage share its vector, and stand or fall
-    together. A group counts by its sum, scaled so that the mean over groups is the one over all values."""
+    """Compare in paired tests that flip and draw whole groups, because questions about one passage share its vector. A
+    group has the sum of its values, scaled so that the mean over groups is the mean over all values."""
     names, places = np.unique(np.asarray(groups), return_inverse=True)
     scale = len(names) / len(places)
     sums = [np.bincount(places, values) * scale for values in (before, after)]
@@ -67,7 +67,7 @@ def over_groups(before: np.ndarray, after: np.ndarray, groups: Sequence[str]) ->
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with Holm's p-values, over all that were run, and verdicts."""
+    """Return rows with verdicts, and with Holm's p-values over all rows with runs."""
     corrected = iter(holm([row["p"] for row in rows if row["seeds"]]))
     return [
         {**row, "holm": round(p, 6), "verdict": verdict(row, p)}
@@ -78,8 +78,8 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def verdict(row: Mapping[str, Any], p: float) -> str:
-    """holds, opposite: p is below LEVEL, and the difference (and the margin, where worse is allowed) has that sign in
-    every seed; so far, with fewer than ENOUGH seeds."""
+    """Return HOLDS or OPPOSITE if p is below LEVEL, and if the difference (plus the margin) has that sign in every
+    seed; with SO_FAR, if there are fewer than ENOUGH seeds."""
     effects = [difference + row["margin"] for difference in row["by_seed"]]
     so_far = "" if len(effects) >= ENOUGH else SO_FAR
     if p < LEVEL and min(effects) > 0:
@@ -88,7 +88,7 @@ def verdict(row: Mapping[str, Any], p: float) -> str:
 
 
 def to_markdown(results: Mapping[str, Any], claims: Sequence[Claim]) -> str:
-    """The table, what its words mean, and what failed."""
+    """Return the table, an explanation of its words, and the failures."""
     rows = {(row["baseline"], row["treated"], row["measure"]): row for row in results["rows"]}
     header = ["paper", "claim", "setting, minus", "measure", "before", "after", "difference [95 %]", "p", "Holm"]
     header += ["seeds (with the sign)", "p over seeds", "verdict"]

@@ -1,4 +1,4 @@
-"""Mining from files to files, against a plain reading of the same files, and training on the output."""
+"""Mining from files to files, against a plain loop over the same files, and training on the output."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ TOP = MiningSettings(depth=20, keep=5, draw="top", answers=False)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set, and a run file of its training queries."""
+    """A data set, and a run file for its training queries."""
     folder = tmp_path_factory.mktemp("mining")
     write_data(folder / "data")
     random, passages = np.random.default_rng(0), [p.id for p in Corpus.open(folder / "data").read()]
     queries = dict.fromkeys(j.query_id for j in JudgementSource.open(folder / "data", "train").read())
     rankings = {}
-    for query in reversed(queries):  # not in the order of the queries
+    for query in reversed(queries):  # another order than that of the queries
         ids = random.choice(passages, 30, replace=False)
         rankings[query] = list(zip(ids.tolist(), np.sort(random.random(30))[::-1].tolist()))
     write_run(folder / "run.trec", rankings, "test")
@@ -68,7 +68,7 @@ def job(root: Path, out: Path, *pools: str, settings: MiningSettings = TOP) -> M
 
 
 def plainly(root: Path, settings: MiningSettings) -> dict[str, list[str]]:
-    """Query -> its first passages of the run file that are not judged relevant and have another text."""
+    """Map each query to its first passages in the run file that are not judged relevant and have another text."""
     texts = {p.id: " ".join(p.text.lower().split()) for p in Corpus.open(root / "data").read()}
     relevant: dict[str, set[str]] = {}
     for one in JudgementSource.open(root / "data", "train").read():
@@ -89,7 +89,7 @@ def plainly(root: Path, settings: MiningSettings) -> dict[str, list[str]]:
 def test_mining_from_a_run_file_equals_a_simple_loop(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mining_job, "RANK_BLOCK", 16)  # three blocks, of parts each
+    monkeypatch.setattr(mining_job, "RANK_BLOCK", 16)  # three blocks, each read in parts
     monkeypatch.setattr(mining_job, "TEXT_BLOCK", 5)
     done = mine_negatives(job(root, tmp_path / "a.jsonl"))
     examples = TrainingSource.open(tmp_path / "a.jsonl").read(targets=False)
@@ -102,13 +102,14 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
     assert done.tally.negatives == sum(len(e.negatives) for e in examples)
     monkeypatch.undo()
     mine_negatives(job(root, tmp_path / "b.jsonl"))
-    assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "whatever the blocks"
+    assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "block sizes have no effect"
 
 
 def test_a_file_never_lies_beside_the_record_of_another(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that ends between the file and its record leaves none, so that no program takes the file for another."""
+    """If a job ends between writing the file and its record, there is no record, so that a program cannot use an old
+    one."""
     out = tmp_path / "a.jsonl"
     mine_negatives(job(root, out))
     assert parents_path(out).exists()
@@ -180,7 +181,7 @@ def test_a_margin_with_unbounded_scores_prints_a_notice(
 
 def test_negatives_of_the_data_are_ignored(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"))
-    monkeypatch.setattr(TrainingSource, "read", None)  # it would hold them all
+    monkeypatch.setattr(TrainingSource, "read", None)  # it would hold all examples in memory
     again, first = (
         read_training_queries(open_training_queries(str(tmp_path / "a.jsonl"), "train"), Policy()) for _ in range(2)
     )
@@ -196,7 +197,7 @@ def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_pa
     rankings = {
         query: sorted(((key, float(i)) for i, (key, _) in enumerate(ranking)), key=lambda pair: -pair[1])
         for query, ranking in RankingSource.open(root / "run.trec").read().items()
-    }  # the other way round
+    }  # in the opposite order
     write_run(tmp_path / "teacher.trec", rankings, "test")
     settings = replace(TOP, margin=1.0)
     with_teacher = replace(job(root, tmp_path / "a.jsonl", settings=settings), teacher=str(tmp_path / "teacher.trec"))
@@ -229,7 +230,7 @@ def test_a_teacher_may_score_only_some_passages(root: Path, tmp_path: Path) -> N
 def test_appended_records_have_scores_of_the_teacher_or_none(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """BM25's scores say nothing beside a run's."""
+    """Scores of BM25 and of a run are not comparable."""
     mine_negatives(job(root, tmp_path / "bm25.jsonl", "bm25"))
     assert any(e.score_count for e in stream_mined_examples(tmp_path / "bm25.jsonl", Policy()))
     both = replace(job(root, tmp_path / "a.jsonl"), concat=(TrainingSource.open(tmp_path / "bm25.jsonl"),))
@@ -243,9 +244,7 @@ def test_appended_records_have_scores_of_the_teacher_or_none(
     ids = [p.id for p in Corpus.open(root / "data").read()]
     scores = {query.id: [(key, 100.0 - n) for n, key in enumerate(ids)] for query in queries[1:]}
     write_run(tmp_path / "teacher.trec", scores, "test")
-    *_, last = stream_mined_examples(
-        tmp_path / "bm25.jsonl", Policy()
-    )  # and its passages, of another question of its id
+    *_, last = stream_mined_examples(tmp_path / "bm25.jsonl", Policy())  # the passages of another question with this id
     other = replace(last, query=replace(last.query, text="another question"))
     with open(tmp_path / "bm25.jsonl", "a") as file:
         file.write(json.dumps(make_tevatron_record(other)) + "\n")
@@ -262,7 +261,7 @@ def test_appended_records_have_scores_of_the_teacher_or_none(
 
 
 def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path: Path) -> None:
-    """MS MARCO's run format; and an error where scores are needed."""
+    """For MS MARCO's run format. Where scores are needed, it is an error."""
     ranks = tmp_path / "run.tsv"
     ranked = RankingSource.open(root / "run.trec").read().items()
     ranks.write_text("".join(f"{q}\t{key}\t{n}\n" for q, ranking in ranked for n, (key, _) in enumerate(ranking, 1)))
@@ -281,12 +280,14 @@ def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path
             mine_negatives(bad_job)
     scored = replace(here, teacher=str(root / "run.trec"), settings=replace(TOP, margin=0.1))
     mine_negatives(scored)
-    assert any(e.score_count for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())), "the teacher's"
+    assert any(e.score_count for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())), (
+        "the scores of the teacher"
+    )
 
 
 @pytest.mark.parametrize("read", ["run.trec", "teacher.trec", "data/corpus.jsonl", "train.json"])
 def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) -> None:
-    """Under whatever name, and before anything is read: none of these is whole."""
+    """Under any name, and before any file is read: none of these files is complete."""
     (tmp_path / "data").mkdir()
     for name, line in {
         "run.trec": "q Q0 p 1 1.0 x",
@@ -311,7 +312,7 @@ def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> None:
-    """A run knows it, and without --corpus reads texts from it."""
+    """A run records its corpus, and reads texts from it if there is no --corpus."""
     write_encoder(tmp_path / "encoder")
     write_data(tmp_path / "data", train=4, dev=2)
     run = untrained_run(tmp_path / "run", tmp_path / "encoder", tmp_path / "data")
@@ -330,7 +331,8 @@ def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> 
 
 
 def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) -> None:
-    """MLR's second stage: retrieved positives, then the records of the first, each cut to as many negatives."""
+    """MLR's second stage: retrieved positives, then the records of the first stage, all cut to the same number of
+    negatives."""
     mine_negatives(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)))
     first = list(stream_mined_examples(tmp_path / "first.jsonl", Policy()))
     settings = replace(TOP, depth=4, answers=True, positives_from_retrieval=True)
@@ -353,7 +355,7 @@ def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) 
         assert all(answer in p.text.split() for p in example.positives)
         assert [p.id for p in example.positives] == sorted((p.id for p in example.positives), key=ranks.index)
         assert not any(answer in p.text.split() for p in example.negatives)
-    assert 0 < len({e.query.id for e in mined}) == len(mined) < 40, "one example a query, not one a positive"
+    assert 0 < len({e.query.id for e in mined}) == len(mined) < 40, "one example per query, not per positive"
     assert any(len(e.positives) > 1 for e in mined)
 
 
@@ -403,7 +405,7 @@ def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_r
 
 
 def test_questions_with_equal_row_numbers_get_different_ids(root: Path, tmp_path: Path) -> None:
-    """DPR's files have no ids: each counts from 0."""
+    """DPR's files have no ids: each file numbers its questions from 0."""
     originals = TrainingSource.open(root / "data", "train").read(targets=False)
     for name, some in (("a", originals[:3]), ("b", originals[10:13])):
         write_dpr_examples(tmp_path / f"{name}.json", some)
@@ -426,7 +428,7 @@ def test_questions_with_equal_row_numbers_get_different_ids(root: Path, tmp_path
 def test_positives_are_written_with_the_corpus_text(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """DPR's positives are not always, to the letter, what its passages are; a file has one text for an id."""
+    """DPR's positives may differ in a few letters from its passages, but in the output an id has one text."""
     originals = TrainingSource.open(root / "data", "train").read(targets=False)
     edited = [
         replace(one, positives=tuple(replace(p, text=p.text + " .") for p in one.positives)) for one in originals[:2]
@@ -450,7 +452,7 @@ def test_two_questions_with_one_id_are_refused(root: Path, tmp_path: Path) -> No
 
 
 def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> None:
-    """Rows of results without ids are numbers too."""
+    """Ids of results may also be row numbers."""
     originals = TrainingSource.open(root / "data", "train").read(targets=False)[:4]
     write_dpr_examples(tmp_path / "train.json", originals)
     results = [(one.query, [(one.positives[0], 2.0, True)]) for one in originals]
@@ -555,10 +557,11 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
     positive = one.positives[0]
     words = positive.text.split()
     rows = [
-        {"docid": positive.id, "text": "as it was before", "score": 3.0},  # again, by its id
-        {"docid": "copy", "text": positive.text.upper(), "score": 1.0},  # again, by its text
-        {"docid": other.positives[0].id, "text": other.positives[0].text, "score": 0.5},  # another's
-        {"docid": "nearly", "text": " ".join([*dict.fromkeys(words), "extra"])},  # and no score
+        {"docid": positive.id, "text": "as it was before", "score": 3.0},  # repeated with the same id
+        {"docid": "copy", "text": positive.text.upper(), "score": 1.0},  # repeated with the same text
+        # The positive of another query.
+        {"docid": other.positives[0].id, "text": other.positives[0].text, "score": 0.5},
+        {"docid": "nearly", "text": " ".join([*dict.fromkeys(words), "extra"])},  # without a score
         {"docid": "else", "text": "nothing alike", "score": 2.5},
     ]
     record = {
@@ -576,7 +579,7 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
     assert (counts.records, counts.without_negatives, counts.negatives) == (2, 1, 5)
     assert (counts.repeats_positive, counts.positive_of_other_query, counts.near_positive) == (2, 1, int(near))
     assert (counts.with_answer, counts.answerable, counts.above_best_positive, counts.scored) == (1, 5, 1, 4)
-    assert counts.to_json()["scored"] == 4  # its record keeps this key
+    assert counts.to_json()["scored"] == 4  # the record keeps this key
     assert "2 of 5  the positive again" in str(counts)
 
 
@@ -584,7 +587,7 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
 def test_mining_with_a_run_equals_mining_with_its_run_file(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negatives and scores equal those from the run file of a search; positives are scored by the model too."""
+    """Negatives and scores equal those from the run file of a search; the model also scores the positives."""
     write_encoder(tmp_path / "encoder")
     run = untrained_run(tmp_path / "run", tmp_path / "encoder", root / "data", head__token="mean", normalize=True)
     encode_corpus(run, Corpus.open(root / "data"), progress=False)
@@ -594,7 +597,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     every = pool.rank([one.query for one in training_queries], positives, 1000)
     for result, ids in zip(every, positives, strict=True):
         whole = dict(result.ranking)
-        assert result.positives == {key: whole[key] for key in ids}, "as search scores them"
+        assert result.positives == {key: whole[key] for key in ids}, "the scores of a search"
     assert pool.scores([one.query for one in training_queries], positives) == [result.positives for result in every]
     write_run(tmp_path / "own.trec", {one.query.id: f.ranking for one, f in zip(training_queries, every)}, "own")
     settings = replace(TOP, share=0.999)
@@ -638,7 +641,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     class Raw(RunPool):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self.has_bound = False  # as of a run without normalize
+            self.has_bound = False  # like a run without normalize
 
     monkeypatch.setattr(mining_job, "RunPool", Raw)
     with pytest.raises(ValueError, match=r"scores .*run .*bound"):

@@ -57,7 +57,7 @@ def test_every_chip_is_complete() -> None:
         assert 10 * GIB < chip.memory < 200 * GIB
         assert chip.platform in ("tpu", "cuda", "rocm")
         assert chip.link < chip.bandwidth < chip.rates["bfloat16"]
-    # Six passes of bfloat16 are an exact float32 product on a TPU.
+    # A TPU needs six passes of bfloat16 for an exact float32 product.
     assert CHIPS["v5e"].rates["float32 exact"] * 6 == pytest.approx(197e12)
     assert CHIPS["v7"].rates["bfloat16"] * CHIPS["v7"].devices == pytest.approx(2307e12)
     assert all(map(find_chip, DEVICE_KINDS))

@@ -29,7 +29,7 @@ from tests.pipeline import (
 
 
 def events(text: str) -> list[dict[str, Any]]:
-    """Return the events of a standard output, every line of which must be one; NaN is not JSON."""
+    """Return the events on a standard output, in which every line must be an event; NaN is not JSON."""
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)
@@ -38,7 +38,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 def emitted_in_code() -> dict[str, set[str]]:
-    """Return event -> fields of every call of `emit` in the package."""
+    """Return event -> fields, from every call of `emit` in the package."""
     fields: dict[str, set[str]] = {}
     for path in (REPOSITORY / "jaxret").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -128,7 +128,9 @@ def test_errors_are_events() -> None:
         assert event["message"].startswith(message)
         assert done.stderr == f"error: {event['message']}\n"
     plain = run_script("-m", "jaxret", *arguments[:-1])
-    assert (plain.stderr, plain.returncode, plain.stdout) == (done.stderr, 1, ""), "control: no flag, no event"
+    assert (plain.stderr, plain.returncode, plain.stdout) == (done.stderr, 1, ""), (
+        "control: without the flag there is no event"
+    )
 
 
 def test_help_is_no_event() -> None:

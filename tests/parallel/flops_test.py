@@ -1,4 +1,4 @@
-"""FLOPs counted from a traced step: against the closed form of a BERT, and against the products that XLA compiled."""
+"""FLOPs counted from a traced step, against the closed form for a BERT, and against the products in XLA's program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.tiny import (
     make_objective,
 )
 
-QUERIES, GROUP, QUERY_LENGTH, PASSAGE_LENGTH = 16, 2, 4, 6  # of make_batch
+QUERIES, GROUP, QUERY_LENGTH, PASSAGE_LENGTH = 16, 2, 4, 6  # the shapes of make_batch
 EXACT = "float32 exact"
 
 
@@ -51,8 +51,8 @@ def traced_step(overrides: dict[str, Any], devices: int = 1, chunk_size: int = 0
 
 
 def layers(config: BertConfig, texts: int, length: int) -> int:
-    """Of the layers' forward pass: four square products and the feed-forward, and attention's two. In the last layer
-    only keys and values are those of every token, the rest is [CLS]'s."""
+    """Return the FLOPs of the layers' forward pass: four square products, the feed-forward, and attention's two. In the
+    last layer, only keys and values cover every token; the rest is for [CLS]."""
     hidden, wide = config.hidden_size, config.intermediate_size
     each = 8 * hidden**2 + 4 * hidden * wide + 4 * length * hidden
     keys_and_values = 4 * hidden**2
@@ -85,12 +85,13 @@ def test_bfloat16_products_are_counted_separately() -> None:
     assert actual[flops.ProductKind("passages", "forward", "bfloat16")] == FORWARD["passages"]
     assert (
         actual[flops.ProductKind("loss", "forward", EXACT)] == SCORES
-    )  # scores are float32, whatever the encoder computes in
+    )  # scores are float32, whatever the encoder's type
 
 
 @pytest.mark.slow
 def test_chunks_are_counted_twice() -> None:
-    """Two chunks: the forward pass of every text again, but for each text's last product, which no gradient needs."""
+    """With two chunks, the forward pass of every text is repeated, except for each text's last product, which no
+    gradient needs."""
     actual = flops.count_flops(traced_step(DUAL_ENCODER, chunk_size=8))
     for side, forward in FORWARD.items():
         phases = by_phase(actual, side)
@@ -120,7 +121,7 @@ def test_a_head_has_a_part_of_its_own() -> None:
     ],
 )
 def test_all_devices_together_compute_what_was_counted(overrides: dict[str, Any], chunk_size: int) -> None:
-    """XLA's program for one of eight devices has an eighth of the products, whatever the family."""
+    """XLA's program for one of eight devices has an eighth of the products, for every family."""
     traced = traced_step(overrides, 8, chunk_size)
     compiled = hlo.parse_hlo(traced.lower().compile().as_text())
     assert 8 * hlo.hlo_product_flops(compiled) == pytest.approx(sum(flops.count_flops(traced).values()), rel=0.02)

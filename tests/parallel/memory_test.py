@@ -1,11 +1,11 @@
-"""A process uses memory that it freed again, without asking the system for pages."""
+"""A process reuses the memory that it freed, without requesting pages from the system again."""
 
 import subprocess
 import sys
 
 import pytest
 
-# Prints for how many of 100 runs of a program with 64 MiB of temporaries the system hands out their pages anew.
+# Print in how many of 100 runs of a program with 64 MiB of temporaries the system provides their pages again.
 PROGRAM = """
 import resource, sys
 import jax, jax.numpy as jnp
@@ -27,13 +27,13 @@ print(sum(pages > 24 for pages in handed))  # 64 MiB are 32 pages of 2 MiB, or 1
 def runs_with_new_pages(how: str) -> int:
     run = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True)
     if run.stderr.strip() == "refused":
-        pytest.skip("this C library gives large blocks back at once, whatever it is told")
+        pytest.skip("this C library always returns large blocks to the system")
     assert run.returncode == 0, run.stderr
     return int(run.stdout)
 
 
 @pytest.mark.exhaustive
 def test_freed_memory_is_kept_by_the_process() -> None:
-    """But for the first runs, in which the heap grows to where it has a place for them."""
+    """Except in the first runs, until the heap has grown enough."""
     assert runs_with_new_pages("kept") <= 50
     assert runs_with_new_pages("given back") == 100, "control"

@@ -1,4 +1,4 @@
-"""Meshes, where parameters lie, batches over devices, and two real processes against one."""
+"""Meshes, the placement of parameters, batches over devices, and two real processes against one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.training.tensor_test import write_divisible_model
 def test_meshes() -> None:
     assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1}
     assert dict(make_mesh(2).shape) == {"data": 4, "fsdp": 2}
-    assert dict(make_mesh(0).shape) == {"data": 1, "fsdp": 8}, "0: all"
+    assert dict(make_mesh(0).shape) == {"data": 1, "fsdp": 8}, "0 stands for all devices"
     assert dict(make_mesh(1, jax.devices()[:3]).shape) == {"data": 3, "fsdp": 1}
 
 
@@ -142,7 +142,8 @@ def test_an_unreachable_coordinator() -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_missing_processes() -> None:
-    """The scripts end with one sentence, and nothing else; JAX would abort with a dump. Each waits for another job."""
+    """The scripts end with one sentence and nothing else, where JAX would abort with a dump. Each of the two waits for
+    a job of its own."""
     first, second = free_address(), free_address()
     train = ["--config=configs/base.py", "--workdir=nowhere", f"--config.mesh.coordinator={first}"]
     train += ["--config.mesh.num_processes=3", "--config.mesh.initialization_timeout=1"]
@@ -157,7 +158,7 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "host[3-4]", "SLURM_NTASKS"
 
 @pytest.mark.parametrize(("hosts", "devices"), [(2, None), (1, [1])])
 def test_auto_under_slurm(hosts: int, devices: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only task of a host has all of its devices, although JAX itself would take one for each task."""
+    """The only task of a host has all of its devices, although JAX itself would give each task one."""
     settings = SLURM | {"SLURM_STEP_NUM_NODES": str(hosts), "SLURM_LOCALID": str(2 - hosts)}
     for name, value in {**settings, "JAX_COORDINATOR_PORT": "8476"}.items():
         monkeypatch.setenv(name, value)
@@ -176,7 +177,7 @@ def test_auto_under_slurm(hosts: int, devices: list[int] | None, monkeypatch: py
     ],
 )
 def test_the_first_host_of_a_slurm_step(hosts: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ports that JAX's own detection would take: jobs whose ids follow each other have different ones."""
+    """The ports are those that JAX itself would choose: jobs with consecutive ids have different ones."""
     for name, value in {**SLURM, "SLURM_STEP_NODELIST": hosts, "SLURM_LOCALID": "0", "SLURM_JOB_ID": "4097"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("JAX_COORDINATOR_PORT", raising=False)
@@ -186,7 +187,8 @@ def test_the_first_host_of_a_slurm_step(hosts: str, first: str, monkeypatch: pyt
 
 
 def test_which_process_is_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All variables of srun are set; a shell in `salloc` has some. Processes of an mpirun that is a task are not."""
+    """All variables of srun are set. A shell in `salloc` has only some of them, and processes of an mpirun inside a
+    task do not count."""
     for name, value in {**SLURM, "SLURM_LOCALID": "0"}.items():
         assert not processes.under_slurm()
         monkeypatch.setenv(name, value)
@@ -220,7 +222,7 @@ def test_two_tasks_under_slurm(hosts: int, devices: list[str]) -> None:
 
 @pytest.mark.slow
 def test_auto_without_a_known_platform() -> None:
-    """In a process of its own: JAX looks before its first array only."""
+    """In a new process, because JAX only detects the platform before its first array."""
     code = "from jaxret.parallel.processes import initialize_distributed as start; start('auto')"
     ((status, _, message),) = together([sys.executable, "-c", code])
     assert status == 1
@@ -262,8 +264,8 @@ print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2) + run_steps(DUAL_ENCODER, f
 
 @pytest.mark.exhaustive
 def test_two_processes_equal_one() -> None:
-    """Loss and gradient norm of three steps with dropout, each process holding half of the rows; and with parameters
-    split over both, read layer by layer; and with packed texts, that are padded in one."""
+    """Loss and gradient norm of three steps with dropout, each process with half of the rows; also with parameters
+    split over both and gathered layer by layer, and with packed texts, which are padded in the single process."""
     expected = run_steps(SELF_CONTRASTIVE, fsdp=2) + 2 * run_steps(DUAL_ENCODER, fsdp=1)
     address = free_address()
     done = together(*([sys.executable, "-c", WORKER, str(rank), address] for rank in range(2)))
@@ -274,7 +276,7 @@ def test_two_processes_equal_one() -> None:
     for actual, target in zip(first, expected, strict=True):
         for name in ("loss", "gradient_norm"):
             assert abs(actual[name] - target[name]) <= 2e-6 * target[name]
-    assert abs(expected[0]["loss"] - expected[1]["loss"]) > 1e-3, "control: another step, another loss"
+    assert abs(expected[0]["loss"] - expected[1]["loss"]) > 1e-3, "control: another step has another loss"
 
 
 def logged(workdir: Path) -> list[dict[str, float]]:
@@ -303,8 +305,8 @@ ADAPTERS = {"lora__rank": 2, "lora__alpha": 4.0, "optimizer__learning_rate": 1e-
 def test_two_processes_train_stop_resume_and_encode(
     write: Callable[[Path], Path], more: dict[str, Any], mesh: dict[str, int], tmp_path: Path
 ) -> None:
-    """The scripts, as on two hosts that share a folder. One process is told to stop: both save the same step. What
-    comes out are the metrics and vectors of one process that was left alone. With all that a step may have more."""
+    """The scripts run as on two hosts that share a folder. One process gets a signal, and both save the same step.
+    Metrics and vectors equal those of one uninterrupted process, with all options of a step."""
     encoder, data = write(tmp_path / "encoder"), write_data(tmp_path / "data")
     more = {**more, "validation__corpus": str(data)}
     options: dict[str, Any] = {"train__steps": 40, "train__checkpoint_every": 10, **more}
@@ -319,13 +321,13 @@ def test_two_processes_train_stop_resume_and_encode(
 
     def stop(workers: list[subprocess.Popen[str]]) -> None:
         while not (shared / "checkpoints" / "10").exists() and all(worker.poll() is None for worker in workers):
-            time.sleep(0.001)  # how often to look; what is waited for is in the files
+            time.sleep(0.001)  # between two looks at the files
         workers[1].send_signal(signal.SIGTERM)
 
     stopped = together(*training(), stop=stop)
     assert [status for status, _, _ in stopped] == [143, 143], stopped
     reached = max(int(p.name) for p in (shared / "checkpoints").iterdir() if p.name.isdigit())
-    assert 10 <= reached < 40, "it was stopped in mid-run"
+    assert 10 <= reached < 40, "it was stopped in the middle of the run"
     resumed = together(*training())
     assert [status for status, _, _ in resumed] == [0, 0], resumed
     actual, expected = logged(shared), logged(alone)

@@ -1,4 +1,4 @@
-"""The file for Prometheus' node exporter: progress, metrics and the exit status of a job."""
+"""The file for the node exporter of Prometheus: progress, metrics and the exit status of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.pipeline import run_script, train_arguments, write_data, write_encode
 
 
 def samples(path: Path) -> dict[tuple[str, ...], float]:
-    """(metric, label values in the order of their names) -> value."""
+    """Return (metric, label values in the order of their names) -> value."""
     families = text_string_to_metric_families(path.read_text())
     lines = [sample for family in families for sample in family.samples]
     return {(one.name, *(one.labels[key] for key in sorted(one.labels))): one.value for one in lines}

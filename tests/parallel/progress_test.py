@@ -1,4 +1,4 @@
-"""One bar on a terminal, lines in a file, nothing for short work."""
+"""One bar on a terminal, lines in a file, and nothing for short work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.pipeline import REPOSITORY, environment, free_address, together
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     seconds = 0.0
 
@@ -53,7 +53,7 @@ def test_a_file_has_a_line_every_ten_seconds(clock: Clock, capsys: pytest.Captur
 def test_a_file_has_lines_while_nothing_is_finished(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While a first step is compiled, for example; not for work in which other work is shown."""
+    """During the compilation of a first step, for example; not for work around other work that shows progress."""
     monkeypatch.setattr(progress, "LINE_INTERVAL", 0.05)
     text, deadline = "", time.monotonic() + 60
     with Progress("train", 9, "step"), Progress("inner", 5, "text", cause=COMPILATION) as inner:
@@ -79,7 +79,7 @@ def test_nested_work_prints_lines(clock: Clock, capsys: pytest.CaptureFixture[st
             for _ in with_progress(range(3), "validate", 3, "batch"):
                 clock.seconds += seconds
             outer.update()
-        for _ in with_progress(range(3), "read"):  # a line of its own would come every ten seconds, too
+        for _ in with_progress(range(3), "read"):  # a separate line would also come every ten seconds
             clock.seconds += 11
             outer.update()
     lines = [re.sub(r"^[0-9-]{10} [0-9:]{8} |,.*", "", line) for line in capsys.readouterr().err.splitlines()]
@@ -150,14 +150,14 @@ def test_a_terminal_shows_one_temporary_bar() -> None:
     waiting, _, ready = text.rpartition("compiling")
     assert re.search("first:.* 0/2", waiting)
     assert re.search("first:.* 2/2", ready)
-    assert "\n" not in text  # the bar stays on its line
-    assert text.endswith(" \r")  # and is wiped out
+    assert "\n" not in text  # the bar is redrawn in its line
+    assert text.endswith(" \r")  # and is erased at the end
 
 
 def _read(screen: int) -> bytes:
     try:
         return os.read(screen, 4096)
-    except BlockingIOError:  # all of it is read
+    except BlockingIOError:  # everything has been read
         return b""
 
 
@@ -189,7 +189,7 @@ def test_only_one_process_prints_and_gloo_is_silent() -> None:
 def test_a_notebook_has_a_bar(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its standard error is not a terminal, and is shown as one."""
+    """A notebook's standard error is no terminal, but is displayed like one."""
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1))
     console = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
     for ipython, drawn in ((kernel, True), (console, False)):

@@ -1,4 +1,5 @@
-"""The processes of a job meet, or each of them says who did not come: real processes, both streams, exit statuses."""
+"""The processes of a job connect, or each of them names the missing ones: real processes, both streams, exit
+statuses."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def begin(address: str, count: int, own: int, timeout: float = 30) -> subprocess
 
 
 def ends(processes: Iterable[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """(status, output, errors) of each."""
+    """Return (status, output, errors) of each process."""
     outputs = [process.communicate(timeout=60) for process in processes]
     return [
         (process.returncode, output.removeprefix("ready\n"), errors)
@@ -45,17 +46,17 @@ def ends(processes: Iterable[subprocess.Popen[str]]) -> list[tuple[int, str, str
 
 
 def connected(address: str) -> socket.socket:
-    """A connection to what listens there, or will soon."""
+    """Return a connection to an address, as soon as a process listens on it."""
     host, _, port = address.partition(":")
     while True:
         try:
             return socket.create_connection((host, int(port)))
         except ConnectionRefusedError:
-            time.sleep(0.01)  # how often to look; the test's own limit ends it
+            time.sleep(0.01)  # between two attempts; the test has a time limit
 
 
 def test_all_processes_connect_in_any_order() -> None:
-    """Also past strangers at the door: one is silent, one talks of other things, one leaves."""
+    """Also with foreign connections: one sends nothing, one sends other data, one disconnects."""
     address = free_address()
     first = begin(address, 4, 2)
     others = [begin(address, 4, own) for own in (0, 3)]
@@ -68,11 +69,11 @@ def test_all_processes_connect_in_any_order() -> None:
 
 
 def test_every_process_names_the_missing_one() -> None:
-    """One of them came, but went before the end: it is missing too."""
+    """A process that connected but disconnected too early is missing, too."""
     address = free_address()
     first = begin(address, 5, 1)
     assert first.stdout
-    first.stdout.readline()  # a slow start is not part of the 3 seconds that process 0 waits
+    first.stdout.readline()  # so that the 3 seconds of process 0 do not include a slow start
     here = [first, begin(address, 5, 0, 3)]
     left = connected(address)
     left.sendall(b"process 2 of 5\n")
@@ -114,7 +115,8 @@ def test_invalid_process_ids(numbers: tuple[tuple[int, int], ...], message: str)
 
 
 def test_a_port_in_use_by_an_earlier_job() -> None:
-    """Process 0 says so. Another waits until what listens there is process 0: restarted at once, it is the first."""
+    """Process 0 reports it. The others wait until the listening process is process 0: after a restart, it may still be
+    the earlier job."""
     with socket.create_server(("127.0.0.1", 0)) as earlier:
         address = f"127.0.0.1:{earlier.getsockname()[1]}"
         with pytest.raises(RendezvousError, match=r"process 0 .*\d+ .*Address"):

@@ -1,4 +1,4 @@
-"""Which keys are tried where a step does not fit, and in which order."""
+"""The keys that a plan tries if a step does not fit, in their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONE, FOUR = parse_topology("v5e:1x1"), parse_topology("v5e:2x2")
 
 
 def plain() -> ConfigDict:
-    """Without anything that saves memory."""
+    """Return a config without any option that saves memory."""
     config = get_config()
     config.encoder.recompute = "none"
     return config
@@ -28,7 +28,7 @@ def test_keys_that_change_no_result_are_tried_first() -> None:
     alone = [["recompute"], ["recompute"], ["chunk_size"], ["fsdp"]]
     assert kinds == [*alone, together, ["dtype"], sorted([*together, "dtype"])]
     for change in tried:
-        with_changes(config, change)  # every key is one of the config's
+        with_changes(config, change)  # every key exists in the config
 
 
 def test_keys_that_are_set_or_have_no_effect_are_not_tried() -> None:

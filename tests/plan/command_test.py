@@ -1,4 +1,4 @@
-"""`python -m jaxret plan` as a user meets it, where no compiler for other chips is installed."""
+"""`python -m jaxret plan` as a user runs it, without compilers for other chips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxret.plan.programs import ENCODERS
 from tests.pipeline import run_script
 
 BASE = ("plan", "--config=configs/base.py")
-# The largest BERT that a config.json can ask for here: its parameters alone are more than a v5e has.
+# The largest BERT that a config.json may request here: its parameters alone need more memory than a v5e has.
 LARGE = {"hidden_size": 4096, "num_hidden_layers": 48, "num_attention_heads": 32, "intermediate_size": 16384}
 
 
@@ -31,8 +31,9 @@ def test_values_without_a_compiler() -> None:
     assert done.returncode == 0, done.stderr
     assert values["parameters"]["total"] == 2 * 108_891_648
     counters = values["memory"]["by_kind"]["moments"] - 2 * values["memory"]["by_kind"]["parameters"]
-    assert counters == (2 * 512 if "collectives" in values else 8), "a TPU gives 512 bytes to a number"
-    assert values["checkpoint_bytes"] == 3 * 4 * 2 * 108_891_648 + 13  # two counters, the step, whether it is healthy
+    assert counters == (2 * 512 if "collectives" in values else 8), "a TPU stores a number in 512 bytes"
+    # Two counters, the step, and whether the state is healthy.
+    assert values["checkpoint_bytes"] == 3 * 4 * 2 * 108_891_648 + 13
     assert values["data"]["steps"] == 1000
     seconds = values["lower_bound"]["arithmetic"]
     products = sum(kind["flops"] for kind in values["flops"] if kind["part"] != "optimizer")

@@ -1,5 +1,6 @@
 """The parser of XLA's dumps, on two small programs. One was compiled for four v5e chips: a scan over three layers of
-[128,128], rows split over all chips, and the gradient of a loss that needs every row. The other for an H100."""
+[128,128], rows split over all chips, and the gradient of a loss that needs every row. The other was compiled for an
+H100."""
 
 from __future__ import annotations
 
@@ -36,12 +37,12 @@ def test_products_equal_the_formula() -> None:
     loss = 2 * ALL_ROWS * ALL_ROWS * SIZE
     assert (
         hlo.hlo_product_flops(hlo.parse_hlo(PROGRAM)) == LAYERS * 3 * layer + 2 * loss
-    )  # the value of the loss is not asked
+    )  # the value of the loss is not computed
 
 
 def test_products_of_a_gpu_are_calls_of_a_library() -> None:
-    """Of three layers on [4,32,128], for one H100: every text's states with each other, these with the states, and a
-    product with [128,128]."""
+    """The program has three layers on [4,32,128], for one H100: products of every text's states with each other, of
+    these with the states, and a product with [128,128]."""
     texts, tokens, size = 4, 32, 128
     attention = 2 * 2 * texts * tokens * tokens * size
     layers = 3 * (attention + 2 * texts * tokens * size * size)
@@ -90,7 +91,7 @@ def test_memory_by_argument_adds_up() -> None:
     weights = LAYERS * SIZE * SIZE * 4
     assert sizes["parameters"] == sizes["moments"] == weights
     assert sizes["inputs"] == ROWS * SIZE * 4
-    assert sum(sizes.values()) == 572_928  # XLA's own report of the main memory: "Total bytes: 572928 (559.5KiB)"
+    assert sum(sizes.values()) == 572_928  # XLA reports for main memory: "Total bytes: 572928 (559.5KiB)"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ FUSION = "%f = f32[8]{0} fusion(%p), kind=kOutput, calls=%NAME"
         ((START, DONE, DOT), "", (), False),
         ((START, FUSION, DONE), "fused_computation", (DOT,), True),
         ((START, FUSION, DONE), "fused_computation", (), False),
-        # On TPUs the fusion that a collective runs beside has it, too.
+        # On TPUs, a fusion that runs during a collective also contains it.
         ((FUSION,), "async_collective_fusion.1", (START.replace("-start", ""), DOT), True),
         ((FUSION,), "async_collective_fusion.1", (START.replace("-start", ""),), False),
         ((START.replace("-start", ""), DOT), "", (), False),
@@ -208,7 +209,8 @@ ENTRY %main (p: f32[2]) -> f32[8] {{
             2 * 3 * 4 * 6 * 35,
         ),
         ("f32[4,6]{1,0} convolution(%a, %b), dim_labels=bf_io->bf", "4,5", "5,6", 2 * 4 * 5 * 6),
-        # As a TPU has the product of a batch of matrices, [2,8,16,4] x [2,8,16,4] -> [2,8,16,16]: no sum over a window.
+        # A TPU's form of the product of batched matrices, [2,8,16,4] x [2,8,16,4] -> [2,8,16,16], without a sum over a
+        # window.
         (
             "f32[2,8,16,16]{3,2,1,0} convolution(%a, %b), window={size=2x8 stride=1x7 lhs_dilate=2x8}, "
             "dim_labels=01bf_01oi->01bf",
@@ -216,7 +218,7 @@ ENTRY %main (p: f32[2]) -> f32[8] {{
             "2,8,16,4",
             2 * 2 * 8 * 16 * 16 * 4,
         ),
-        # And the gradient of a kernel, [3,16,6] x [3,16,7] -> [6,7] summed over both 3 (a window) and 16.
+        # The gradient of a kernel, [3,16,6] x [3,16,7] -> [6,7], summed over both 3 (a window) and 16.
         (
             "f32[6,7]{1,0} convolution(%a, %b), window={size=3}, dim_labels=0fb_0io->bf0",
             "3,16,6",
@@ -246,7 +248,7 @@ def test_products_of_all_branches_count(branches: int) -> None:
 
 
 def test_a_loop_of_unknown_length_is_an_error() -> None:
-    """Unless nothing in it is counted."""
+    """Unless the loop has nothing that is counted."""
     harmless = re.sub(r"(convolution|dot|all-reduce|all-gather)\(", "add(", PROGRAM)
     assert not hlo.collectives(hlo.parse_hlo(harmless.replace("direction=LT", "direction=NE")), 4)
     unknown = PROGRAM.replace("direction=LT", "direction=NE")

@@ -1,4 +1,4 @@
-"""Kernels of attention, compiled for chips that are not there: to machine code, with the memory they take."""
+"""Kernels of attention, compiled for chips that are absent: they compile to machine code, and use little memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ print(json.dumps([[temporaries(kind, *case) for kind in ("plain", attention)] fo
 """
 SHAPES = [(512, 12, 64, "bfloat16", 0.1), (256, 12, 32, "bfloat16", 0.0), (40, 16, 64, "float32", 0.1)]
 CAUSAL, WINDOWS = [(None, 0)], [(511, 0), (None, 0)]
-# Heads that share keys: Qwen3-8B, Llama-3.2-1B, and layers with windows between others.
+# Heads that share keys: Qwen3-8B, Llama-3.2-1B, and layers with windows between other layers.
 DECODERS = [
     (512, 32, 128, "bfloat16", 0.0, 8, CAUSAL),
     (2048, 32, 128, "bfloat16", 0.0, 8, CAUSAL),
@@ -71,8 +71,8 @@ GEMMA = [(2048, 4, 256, "bfloat16", 0.0, 1, WINDOWS)]
 
 
 def temporaries(chips: str, attention: str, cases: list[tuple[Any, ...]]) -> list[list[int]]:
-    """Of plain attention and of the kernel, in bytes, for each case (length, heads, width, type, dropout, heads of
-    keys, windows)."""
+    """Return the bytes of temporaries of plain attention and of the kernel, for each case (length, heads, width, type,
+    dropout, heads of keys, windows)."""
     if problem := missing_compiler(parse_topology(chips)):
         pytest.skip(problem)
     arguments = [sys.executable, "-c", PROGRAM, chips, attention, json.dumps(cases)]
@@ -91,7 +91,7 @@ def temporaries(chips: str, attention: str, cases: list[tuple[Any, ...]]) -> lis
 )
 def test_flash_compiles_and_keeps_no_weights(chips: str, most: int) -> None:
     (plain, kernel), *_ = temporaries(chips, "flash", SHAPES if chips == "v5e:1x1" else SHAPES[:1])
-    assert plain > 200 * 2**20  # weights of 16 texts and 12 heads, 192 MiB in float32
+    assert plain > 200 * 2**20  # the weights of 16 texts and 12 heads take 192 MiB in float32
     assert kernel < most
 
 
@@ -100,15 +100,15 @@ def test_flash_compiles_and_keeps_no_weights(chips: str, most: int) -> None:
 def test_flash_compiles_for_decoders(chips: str) -> None:
     cases = DECODERS + GEMMA
     for (length, heads, *_), (plain, kernel) in zip(cases, temporaries(chips, "flash", cases), strict=True):
-        assert plain > 8192 * heads * length * 2, "weights of 8,192 tokens in bfloat16"
+        assert plain > 8192 * heads * length * 2, "the weights of 8,192 tokens in bfloat16"
         assert kernel < plain / 8
 
 
 @pytest.mark.exhaustive
 def test_cudnn_compiles_for_decoders() -> None:
     for (length, heads, *_), (plain, kernel) in zip(DECODERS, temporaries("h100:1", "cudnn", DECODERS), strict=True):
-        assert plain > 8192 * heads * length * 2, "weights of 8,192 tokens in bfloat16"
-        assert kernel < plain / 8, "what XLA and cuDNN need to work"
+        assert plain > 8192 * heads * length * 2, "the weights of 8,192 tokens in bfloat16"
+        assert kernel < plain / 8, "the workspace of XLA and cuDNN"
 
 
 @pytest.mark.exhaustive
@@ -116,4 +116,4 @@ def test_cudnn_compiles_for_decoders() -> None:
 def test_cudnn_compiles_and_keeps_no_weights(chips: str) -> None:
     ((plain, kernel),) = temporaries(chips, "cudnn", [(512, 12, 64, "bfloat16", 0.0)])
     assert plain > 100 * 2**20
-    assert kernel < 40 * 2**20, "what XLA and cuDNN need to work"
+    assert kernel < 40 * 2**20, "the workspace of XLA and cuDNN"

@@ -1,4 +1,5 @@
-"""The merge of several hosts' results, compiled for chips that are not there: scores and rows travel, once to each."""
+"""The merge of several hosts' results, compiled for chips that are absent: only scores and rows are sent, once to each
+host."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from jaxret.plan.estimates import host_needs
 from jaxret.plan.programs import SearchLoad, encoder_directory, retriever_of
 from tests.pipeline import REPOSITORY, environment
 
-# What jax.experimental.multihost_utils.process_allgather runs.
+# The program of jax.experimental.multihost_utils.process_allgather.
 PROGRAM = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np

@@ -1,5 +1,4 @@
-"""Every config that is shipped fits the chips that it is for, at its own settings; and the needs of corpora, by
-arithmetic."""
+"""Every shipped config fits the chips that it is for; and the computed needs of corpora."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ SCALE = REPOSITORY / "docs" / "scale.md"
 
 
 def test_every_variant_of_every_file_is_read() -> None:
-    """A config that takes something says what."""
+    """If a config takes a suffix, its module lists the suffixes."""
     names = [name for name, _ in shipped_configs()]
     assert len(set(names)) == len(names)
     for name in config_names():
@@ -69,7 +68,7 @@ def test_the_documentation_has_every_config() -> None:
 
 
 def test_recipes_of_language_models_fit_with_a_tenth_to_spare() -> None:
-    """In both tables of the documentation: all recipes, and the largest on larger machines."""
+    """In both tables of the documentation: all recipes, and the largest recipes on larger machines."""
     tables = {}
     for title in ("| config |", "| recipe |"):
         head, _, *lines = (title + SCALE.read_text().partition(title)[2]).split("\n\n")[0].splitlines()
@@ -102,7 +101,8 @@ def test_a_table_marks_programs_that_do_not_fit() -> None:
 
 
 LIMITS = {"h100:1": 59.0, "v5e:4x4": 14.0}  # GiB of a device
-# Compiled: every head and architecture, and the largest. Of the others a bound is looked at that holds for these too.
+# These are compiled: every head and architecture, and the largest configs. For the others, a bound is computed, which
+# also holds for these.
 COMPILED = {
     "h100:1": (
         "base",
@@ -127,13 +127,15 @@ COMPILED = {
         "xlm_roberta",
     ),
 }
-BYTES = {"bfloat16": 40, "float32": 56}  # of activations, for each number of the hidden states of a chunk, at most
-# With LoRA: 2 bytes a parameter; of activations with encoder.recompute="layer"; GiB of a word table and of two layers.
+BYTES = {"bfloat16": 40, "float32": 56}  # of activations, at most, for each number of the hidden states in a chunk
+# With LoRA: bytes per parameter; bytes of activations with encoder.recompute="layer"; GiB of a word table and two
+# layers.
 LOW_RANK = 2, 8, 3.0
 
 
 def bound(config: ConfigDict, devices: int) -> float:
-    """GiB of a device at most: parameters, moments and gradients; the activations of a chunk; 1 for all the rest."""
+    """Return an upper bound in GiB per device: parameters, moments and gradients; the activations of a chunk; 1 for the
+    rest."""
     directory, _ = encoder_directory(config.encoder.checkpoint)
     retriever, encoder = retriever_of(config, directory), encoder_config(config, directory)
     shapes = longest_batch(config, retriever, devices)
@@ -143,7 +145,7 @@ def bound(config: ConfigDict, devices: int) -> float:
     if config.lora.rank:
         each, activations, rest = LOW_RANK
         return (each * parameters / split + activations * states) / GIB + rest
-    # Of a split parameter the gradient, and the gathered one, are whole.
+    # The gradient of a split parameter, and the gathered parameter, have full size.
     held = 4 * 4 if split == 1 else 3 * 4 / split + 4 + 2
     return (held * parameters + BYTES[config.encoder.dtype] * states) / GIB + 1
 
@@ -152,7 +154,7 @@ KNOWN: dict[str, int] = {}
 
 
 def numbers(kind: str, retriever: RetrieverModel) -> int:
-    """Of parameters, counted once for configs of one program."""
+    """Return the number of parameters, counted once for configs with the same program."""
     if kind not in KNOWN:
         KNOWN[kind] = parameter_counts(retriever)["total"]
     return KNOWN[kind]

@@ -1,4 +1,4 @@
-"""Shapes without weights, bytes of a device, the largest batch, and the work that the data makes of a run."""
+"""Shapes without weights, bytes per device, the largest batch, and the work of a run, computed from its data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxret.plan.plan_report import plan_report
 from jaxret.plan.workload import PlanTexts, measure_workload, read_plan_texts
 from jaxret.types import Ragged
 
-# Of the published checkpoints, as transformers counts them: their encoders without poolers and heads.
+# Parameters of published checkpoints as counted by transformers: their encoders without poolers and heads.
 PUBLISHED = {
     "bert-base-uncased": 108_891_648,
     "distilbert-base-uncased": 66_362_880,
@@ -81,7 +81,7 @@ def test_bytes_of_a_device_follow_the_mesh(fsdp: int, share: int) -> None:
     whole = 2 * 4 * PUBLISHED["bert-base-uncased"]
     split = 2 * 4 * (12 * (4 * 768**2 + 2 * 768 * 3072) + (30522 + 512 + 2) * 768)  # kernels and tables
     assert state["parameters"] == whole - split + split // share
-    assert state["moments"] - 2 * state["parameters"] == 8  # two counters
+    assert state["moments"] - 2 * state["parameters"] == 8  # the optimizer has two counters
 
 
 @pytest.mark.slow
@@ -94,7 +94,9 @@ def test_a_checkpoint_with_adapters_holds_no_base(tmp_path: Path) -> None:
     batch = programs.Shapes(8, 16, 32, 32)
     values = plan_training(config, tmp_path, batch, None)
     adapters = 2 * 4 * (768 + 768)
-    assert values["checkpoint_bytes"] == 3 * 4 * adapters + 13, "weights and moments; counters as without adapters"
+    assert values["checkpoint_bytes"] == 3 * 4 * adapters + 13, (
+        "weights and moments; the counters are those without adapters"
+    )
     base = parameter_counts(programs.retriever_of(config, tmp_path))
     assert values["parameters"]["total"] == base["total"] + adapters
     optimizer = next(kind for kind in values["flops"] if kind["part"] == "optimizer")
@@ -142,7 +144,7 @@ def test_memory_of_a_corpus_is_that_of_its_vectors() -> None:
 
 
 def test_tokens_of_a_plan_equal_those_of_the_batches() -> None:
-    """Every batch of a short run is looked at, so the averages are exact."""
+    """The plan counts every batch of a short run, so the averages are exact."""
     random = np.random.default_rng(0)
     lengths = {"queries": random.integers(3, 20, 24), "passages": random.integers(3, 90, 48)}
     texts = {name: Ragged.from_lists([[1] * int(n) for n in numbers]) for name, numbers in lengths.items()}
@@ -180,7 +182,7 @@ def test_tokens_of_a_plan_equal_those_of_the_batches() -> None:
     several = measure_workload(config, retriever, PlanTexts(data, data), devices=2)
     assert several.steps == 3
     assert (several.real, several.padded) == pytest.approx((2 * workload.real, 2 * workload.padded)), (
-        "of two batches a step"
+        "a step has two batches"
     )
     assert several.share == pytest.approx(workload.share)
 
@@ -203,7 +205,7 @@ def test_without_data_a_packed_run_has_the_longest_texts_in_rows() -> None:
     config.tokens.query_length, config.tokens.packing, config.train.chunk_size = 30, True, 32
     retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
     shapes = measure_workload(config, retriever, PlanTexts(None), devices=4).shapes
-    assert (shapes.packed_queries, shapes.packed_passages) == ((8, 32), (16, 256)), "of each of 16 parts"
+    assert (shapes.packed_queries, shapes.packed_passages) == ((8, 32), (16, 256)), "in each of 16 parts"
     assert shapes.computed(16) == 128 * 32 + 256 * 256
 
 
@@ -229,7 +231,8 @@ def test_lengths_may_be_given_instead_of_data() -> None:
 
 @pytest.mark.slow
 def test_a_packed_program_counts_its_rows() -> None:
-    """FLOPs fall with the tokens that are computed. Of means: for [CLS], the last layer of padded texts is shorter."""
+    """FLOPs decrease with the number of computed tokens. The token is "mean", because for [CLS] the last layer of
+    padded texts is cheaper."""
     config = get_config()
     config.head.token = "mean"
     config.encoder.layers, config.train.batch_size, config.tokens.query_length = 2, 16, 32
@@ -246,7 +249,7 @@ def test_a_packed_program_counts_its_rows() -> None:
 
 @pytest.mark.parametrize(("topology", "precision", "pieces"), [("h100:8", "int8", 1), ("v5e:1x1", "float32", 6)])
 def test_a_search_plan_covers_vectors_on_all_chips(topology: str, precision: str, pieces: int) -> None:
-    """MS MARCO: 27 GB in float32, a quarter of it in int8; products of places that stay empty are a few per cent."""
+    """MS MARCO has 27 GB in float32, a quarter of it in int8; empty places add a few per cent of products."""
     config, directory = get_config(), programs.ENCODERS / "bert-base-uncased"
     chips = parse_topology(topology)
     load = programs.SearchLoad(8_841_823, 6_980, 1000, precision)
@@ -275,12 +278,13 @@ def test_a_search_plan_of_several_hosts_adds_the_merge(topology: str, hosts: int
     assert (values["passages"], values["host"]["passages"]) == (100_000_000, 25_000_000)
     assert values["flops_total"] == hosts * of_host["flops_total"]
     assert values["corpus_bytes"] == hosts * values["host"]["vector_bytes"]
-    # A score of 4 bytes and a row of 8 from each process, and the vectors of the queries from the first.
+    # Each process sends a score of 4 bytes and a row of 8, and the first one sends the vectors of the queries.
     assert values["host"]["received_bytes"] == 6_980 * (1000 * 12 * hosts + 768 * 4)
     merge = values["host"]["merge_seconds"]
     assert merge == values["host"]["received_bytes"] / parse_topology(topology).chip.link
     assert values["search_seconds"] == pytest.approx(of_host["search_seconds"] + merge)
-    depth = {"float32": 1032, "bfloat16": 1200}[precision]  # candidates, beside the results of the range and of all
+    # Candidates, in addition to the results of the range and of all ranges.
+    depth = {"float32": 1032, "bfloat16": 1200}[precision]
     assert values["host"]["memory"] == 6_980 * (768 * 4 + 12 * (depth + 2 * 1000))
     report = plan_report({"verb": "search", "config": "c", "encoder": "e", **values}, parse_topology(topology))
     assert f"each of {hosts} hosts: 25,000,000 passages, {25e6 * 768 * 4 / 2**30:,.2f} GiB of vectors on disk" in report

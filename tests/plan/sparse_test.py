@@ -1,4 +1,4 @@
-"""Search of sparse vectors, compiled for chips that are not there: it fits, and devices exchange results alone."""
+"""Search of sparse vectors, compiled for chips that are absent: it fits, and devices exchange only results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_a_block_fits_and_devices_exchange_only_results(chips: str) -> None:
     scores = BLOCK_PASSAGES // devices * QUERIES_AT_ONCE * 4
     assert temporaries <= 2 * scores + 2 * TILE_PRODUCTS * 4
     assert (largest > 0) == (devices > 1)
-    assert largest <= devices * QUERIES_AT_ONCE * 1024  # k of each device, rounded up; never scores or passages
+    # K results of each device, rounded up; no scores of all passages.
+    assert largest <= devices * QUERIES_AT_ONCE * 1024
 
 
 def test_plan_names_what_it_cannot_plan() -> None:

@@ -1,4 +1,4 @@
-"""A plan says when its job cannot be started."""
+"""A plan reports that its job cannot start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic of main memory of programs, counted by hand."""
+"""Main memory traffic of programs, counted by hand."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ ARRAY = SIDE * SIDE * 4
 
 
 def compiled(program: Callable[..., Any], *numbers: float) -> float | None:
-    """The traffic of a program of some numbers and an array, compiled for this machine."""
+    """Return the traffic of a program on some numbers and an array, compiled for this machine."""
     executable = jax.jit(program).lower(*numbers, jnp.ones((SIDE, SIDE))).compile()
     return traffic(parse_hlo(executable.as_text() or ""))
 
 
 def ordered(x: jax.Array) -> jax.Array:
-    """Reads an array and writes one."""
+    """Read an array and write one."""
     return jnp.sort(x, axis=0)
 
 
@@ -117,13 +117,13 @@ def test_a_loop_with_unknown_iterations_has_unknown_traffic() -> None:
         return jax.lax.fori_loop(0, 7, lambda _, x: ordered(x), x)
 
     assert compiled(until, 3.0) is None
-    moved = compiled(counted)  # control: of the same body
+    moved = compiled(counted)  # control: with the same body
     assert moved is not None
     assert moved >= 7 * 2 * ARRAY
 
 
 def test_the_condition_of_a_loop_counts_too() -> None:
-    """Once more than the loop runs."""
+    """It runs once more than the loop's body."""
     comparison = "%n = s32[] get-tuple-element(%s), index=0\n  ROOT %less = pred[] compare(%n, %n), direction=EQ"
     asking = PARTS.replace("ROOT %less = pred[] constant(true)", comparison)
     before = traffic(parse_hlo(PARTS))
@@ -142,7 +142,7 @@ def test_a_conditional_counts_its_most_expensive_branch(branches: int) -> None:
     alone, moved = compiled(twice), compiled(choose, 1)
     assert alone is not None
     assert moved is not None
-    assert 4 * ARRAY <= alone <= moved < alone + 1000  # and which one it is
+    assert 4 * ARRAY <= alone <= moved < alone + 1000  # the branch's index adds a few bytes
 
 
 def test_branches_for_true_and_false() -> None:
@@ -167,7 +167,7 @@ ENTRY %main (p: f32[8], b: pred[]) -> f32[8] {
 
 
 def test_shared_values_are_visited_once() -> None:
-    """Forty times -x + exp(x): more ways from the operand to the result than can be gone."""
+    """Forty times -x + exp(x): there are too many paths from the operand to the result to visit them all."""
     lines = ["  %a0 = f32[8]{0} parameter(0)"]
     for i in range(40):
         lines += [

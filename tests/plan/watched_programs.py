@@ -1,7 +1,8 @@
-"""The programs whose needs are bounded, and the table of them in docs/scale.md: python -m tests.plan.watched_programs
+"""Programs with bounds of their needs, and their table in docs/scale.md: python -m tests.plan.watched_programs
 
-A bound is a little above the measured value, so that a change that doubles memory, splits parameters no more, or moves
-activations instead of weights fails `watched_programs_test.py`. Lower a bound with the change that makes it possible.
+A bound is a little above the measured value, so that `watched_programs_test.py` fails if a change doubles memory, no
+longer splits parameters, or moves activations instead of weights. Lower a bound with the change that
+makes it possible.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from jaxret.plan.compilation import require_compiler
 from jaxret.plan.planner import Planner
 from jaxret.plan.programs import DEFAULT_SEARCH, SearchLoad
 
-LARGE = 1  # MB of a kind of collective in a step; less is ignored
+LARGE = 1  # MB; smaller sums of a kind of collective in a step are ignored
 
 
 class WatchedProgram(NamedTuple):
-    """A program, with upper bounds of its needs."""
+    """A program, with upper bounds for its needs."""
 
     topology: str
     options: dict[str, Any]  # of the config
@@ -39,7 +40,7 @@ class WatchedProgram(NamedTuple):
 
     @property
     def name(self) -> str:
-        """ "train v5e:4x4 dtype=bfloat16"."""
+        """A name such as "train v5e:4x4 dtype=bfloat16"."""
         settings = [f"{key.removesuffix('.name').rpartition('.')[2]}={v}" for key, v in self.options.items()]
         settings += [f"lengths={','.join(f'{mean:g}' for mean in self.lengths)}"] if self.lengths else []
         if self.verb == "search":
@@ -48,7 +49,7 @@ class WatchedProgram(NamedTuple):
         return " ".join([self.verb, self.topology, *settings])
 
 
-# The plain dual encoder on BERT-base, untied, AdamW, dropout on: 128 queries of 32 tokens, 256 passages of 256.
+# The plain dual encoder on BERT-base, untied, with AdamW and dropout: 128 queries of 32 tokens, 256 passages of 256.
 COMMON = {"tokens.query_length": 32, "encoder.dtype": "bfloat16"}
 ALL = {"encoder.recompute": "none"}
 CHEAP = {"encoder.recompute": "cheap"}
@@ -66,7 +67,7 @@ LORA = {
     "tokens.passage_length": 512,
     "lora.rank": 16,
 }
-# Of each side, the seven kernels of 36 layers, once forward and once backward; and the word table, the largest.
+# For each side, seven kernels of 36 layers, once forward and once backward; and the word table, which is the largest.
 BY_LAYER = (2 * 2 * 36 * 7 + 2, 1_243)
 MS_MARCO = (10, 80)  # tokens of its queries and passages on average
 REDUCED: dict[str, int | float] = {"all-reduce": 875}  # float32 gradients, once
@@ -75,18 +76,19 @@ REDUCED: dict[str, int | float] = {"all-reduce": 875}  # float32 gradients, once
 def split_collectives(
     gathered: int | float, scattered: int | float, exchanged: int | float, added: int | float
 ) -> dict[str, int | float]:
-    """Return MB by kind where parameters are split: gathered weights, scattered gradients of layers, exchanged
-    gradients of tables, and sums over the other devices."""
+    """Return MB by kind if parameters are split: gathered weights, scattered gradients of layers, exchanged gradients
+    of tables, and sums over the other devices."""
     return {"all-gather": gathered, "reduce-scatter": scattered, "all-to-all": exchanged, "all-reduce": added}
 
 
-# Scores and rows that the devices of a host, 4 or 8, gather for 1,024 queries: their shares of k, and some more.
+# Scores and rows that the 4 or 8 devices of a host gather for 1,024 queries: slightly more than their shares of k.
 CANDIDATES: dict[str, int | float] = {"all-gather": 17}
-# MS MARCO's passages and its dev queries.
+# MS MARCO's passages and dev queries.
 MARCO = SearchLoad(passages=8_841_823, queries=6_980, k=1000)
-# On four hosts of eight chips, each of which holds a quarter.
+# For four hosts of eight chips, each of which holds a quarter.
 MANY = SearchLoad(passages=100_000_000, queries=6_980, k=1000)
-# Packed texts lie in another order: vectors of all 128 queries and 256 passages are gathered, to be put in the batch's.
+# Packed texts have another order: vectors of all 128 queries and 256 passages are gathered to restore that of the
+# batch.
 ORDERED: dict[str, int | float] = {"all-gather": 1.2}
 WATCHED_PROGRAMS = (
     WatchedProgram("v5e:4x4", ALL, 6.6, REDUCED),
@@ -148,7 +150,7 @@ WATCHED_PROGRAMS = (
 
 
 def collective_megabytes(collectives: list[dict[str, Any]]) -> dict[str, float]:
-    """Kind of collective -> results of a step on one device."""
+    """Return kind of collective -> MB of results per step on one device."""
     moved: dict[str, float] = {}
     for each in collectives:
         moved[each["kind"]] = moved.get(each["kind"], 0.0) + each["times"] * each["bytes"] / 1e6

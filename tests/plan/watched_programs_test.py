@@ -1,4 +1,4 @@
-"""Compiled for chips that are not there: the needs of each watched program stay within their bounds."""
+"""The needs of each watched program, compiled for chips that are absent, stay within their bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.plan.watched_programs import (
 )
 
 I3 = {"head.name": "i3", "data.pseudo_queries": "query"}
-HEADS = (  # with parameters of their own, and a use of their own for the word table
+HEADS = (  # heads with new parameters, or which use the word table in another way
     WatchedProgram("v5e:4x4", {**SPLIT, "head.name": "aggretriever"}, 2.15, split_collectives(785, 172, 192, 228)),
     WatchedProgram("v5e:4x4", {**SPLIT, **I3}, 2.2, split_collectives(880, 189, 287, 265)),
 )

@@ -1,8 +1,8 @@
-"""The table of weak scaling in docs/scale.md: python -m tests.plan.weak_scaling [--topologies=v5e:1x1,v5e:2x2]
+"""Print the table of weak scaling in docs/scale.md: python -m tests.plan.weak_scaling [--topologies=v5e:1x1,v5e:2x2]
 
 The batch grows with the chips: 8 queries and 16 passages for each. A step sends the gradients once, whatever the number
-of chips, and gathers all vectors. The efficiency is that of a step whose products run at the full rate, and which waits
-for the bytes that XLA's schedule does not send during products.
+of chips, and gathers all vectors. The efficiency assumes that products run at the full rate, and that a step waits for
+the bytes which XLA's schedule does not send during products.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jaxret.plan.planner import Planner
 from tests.plan.watched_programs import CHEAP, COMMON, log
 
 TOPOLOGIES = "v5e:1x1,v5e:2x2,v5e:4x4,v5e:8x8,v5e:16x16"
-QUERIES = 8  # of a chip
+QUERIES = 8  # per chip
 
 
 def scaling_row(name: str, devices: int, values: dict[str, Any]) -> str:
-    """Return the line of a plan."""
+    """Return the table's line for a plan."""
     bound, moved = values["lower_bound"], values["sent_bytes"] / 1e6
     waits = bound["links"] * (1 - values["overlapped"])
     efficiency = bound["arithmetic"] / (bound["arithmetic"] + waits)

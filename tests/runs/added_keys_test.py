@@ -1,4 +1,4 @@
-"""Runs of earlier releases go on: every key that was added to their files since has an entry in ADDED_KEYS.
+"""Runs of earlier releases can be resumed: every key that was added to their files later has an entry in ADDED_KEYS.
 
 tests/goldens/keys.json has the keys of the first release, 0.2.0. Before that release a key may change freely; then
 write the file again: `python -m tests.runs.added_keys_test`.
@@ -61,7 +61,7 @@ def current_keys(folder: Path) -> dict[str, list[str]]:
 def test_every_key_is_of_the_first_release_or_has_an_entry(file: str, tmp_path: Path) -> None:
     current, first = set(current_keys(tmp_path)[file]), set(read_json(GOLDEN)[file])
     assert current - first == set(ADDED_KEYS[file]), "jaxret/runs/added_keys.py needs an entry for every added key"
-    assert first <= current, "a key of the first release is gone: its runs could not be opened"
+    assert first <= current, "without a key of the first release, its runs could not be opened"
 
 
 def test_entries_complete_the_files_of_earlier_releases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A contract holds what changes a vector and nothing else."""
+"""A contract has all settings that change a vector, and no others."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_the_contract_names_files_ids_and_the_encoder(encoder: Path) -> None:
         (MLR, MLR | {"normalize": True}, False),
         (MLR, MLR | {"pooling": "average"}, False),
         (AGGRETRIEVER, AGGRETRIEVER | {"head.aggretriever.lexical_dim": 10}, False),
-        (AGGRETRIEVER, AGGRETRIEVER | {"head.aggretriever.chunk": 4}, True),  # memory
+        (AGGRETRIEVER, AGGRETRIEVER | {"head.aggretriever.chunk": 4}, True),  # changes only memory
         (MLR, MLR | {"encoder.recompute": "cheap"}, True),
         (MLR, MLR | {"encoder.attention": "flash"}, True),
-        (MLR, MLR | {"head.colbert.projection": 4, "head.i3.mask_id": 9}, True),  # of other families
+        (MLR, MLR | {"head.colbert.projection": 4, "head.i3.mask_id": 9}, True),  # keys of other families
         (COLBERT, COLBERT | {"head.colbert.projection": 4}, False),
         (I3, I3 | {"head.i3.mask_id": 9}, False),
     ],
@@ -88,7 +88,7 @@ def test_lengths_may_differ_by_side(encoder: Path) -> None:
     require_same_contract(other, now, "there", "here", "", lengths=False)
     with pytest.raises(ContractError, match="passage_length: 200 in there, 156 in here"):
         require_same_contract(other, now, "there", "here", "")
-    assert other["passage_length"] == 200, "the arguments stay as they were"
+    assert other["passage_length"] == 200, "the arguments are unchanged"
 
 
 @pytest.mark.parametrize("name", ["query_prompt", "passage_prompt", "title_separator"])

@@ -1,4 +1,4 @@
-"""Many texts -> vectors: every text once, few shapes, little padding, the same vectors as one by one."""
+"""From many texts to vectors: every text once, few shapes, little padding, and the vectors of each text alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAD, LIMIT = 0, 30
 
 
 def passage_lengths(count: int, limit: int = 256) -> np.ndarray:
-    """Log-normal, as text lengths are: a median of 90 tokens, a few percent cut at the limit."""
+    """Return log-normal lengths, like those of texts: the median is 90 tokens, a few percent are cut at the limit."""
     return np.clip(np.random.default_rng(0).lognormal(4.5, 0.6, count).astype(int), 3, limit)
 
 
@@ -44,9 +44,9 @@ def test_every_text_once_in_few_shapes(multiple: int) -> None:
         assert size % multiple == 0
         assert size * length <= 16384
     shapes = {(size, length) for _, size, length in batches}
-    assert len(shapes) <= 20  # every one is a program to compile
+    assert len(shapes) <= 20  # each shape is a program to compile
     per_length = [size for size, length in shapes if length == batches[0][2]]
-    assert len(per_length) == 1  # a length has one size; only the last batch may shrink
+    assert len(per_length) == 1  # each length has one size; only the last batch may be smaller
 
 
 @pytest.mark.parametrize(("mean", "limit"), [(4.5, 256), (3.8, 128), (5.2, 512)])
@@ -55,7 +55,7 @@ def test_little_padding(mean: float, limit: int) -> None:
     batches = list(plan_batches(lengths, 8192, 1))
     computed = sum(size * min(length, limit) for _, size, length in batches)
     assert computed / lengths.sum() <= 1.10
-    # Control: the same texts in the order they came.
+    # Control: the same texts in their original order.
     unsorted = sum(32 * padded_length(int(lengths[i : i + 32].max())) for i in range(0, len(lengths), 32))
     assert unsorted / lengths.sum() > 1.5
 
@@ -68,7 +68,7 @@ def test_few_texts_make_one_small_batch() -> None:
 
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_a_text_alone_is_a_batch_of_its_own_size(multiple: int) -> None:
-    """A question is computed once for each device, not eight times."""
+    """A question is computed once per device, not eight times."""
     ((rows, size, length),) = plan_batches(np.array([9]), 16384, multiple)
     assert (rows.tolist(), size, length) == ([0], multiple, 16)
     assert [size for _, size, _ in plan_batches(np.array([9, 9]), 16384, multiple)] == [8], "control"
@@ -109,14 +109,14 @@ def test_vectors_equal_those_of_single_texts(model: tuple[RetrieverModel, Params
         ids = np.zeros((1, LIMIT), np.int32)
         ids[0, : texts.lengths[i]] = texts[i]
         alone = encode(Tokens(jnp.asarray(ids), jnp.arange(LIMIT)[None] < int(texts.lengths[i])))[0]
-        np.testing.assert_allclose(actual[i], alone, atol=1e-6, rtol=0)  # of vectors of length 1
+        np.testing.assert_allclose(actual[i], alone, atol=1e-6, rtol=0)  # the vectors have length 1
     assert actual.dtype == np.float32
     assert actual.shape == (45, retriever.vectors_per_passage if side == "passage" else 1, 32)
     assert np.abs(actual[1:] - actual[:-1]).max(axis=(1, 2)).min() > 1e-3  # control: the texts differ
 
 
 def test_weights_of_words_are_in_the_order_of_the_texts() -> None:
-    """Although texts are encoded by length, in several batches."""
+    """Although texts are encoded in the order of their lengths, in several batches."""
     retriever, limit = make_retriever(SPLADE, WITHOUT_DROPOUT), 12
     params, random = make_params(retriever), np.random.default_rng(0)
     lengths = random.permutation([4, 5, 6, 7, 9, 10, 11, 12] * 3)
@@ -124,7 +124,7 @@ def test_weights_of_words_are_in_the_order_of_the_texts() -> None:
     limits: dict[Side, int] = {"query": limit, "passage": limit}
     ours = Embedder(retriever, params, make_mesh(devices=jax.devices()[:1]), PAD, limits, tokens_per_batch=96)
     actual = ours(texts, "passage").stacked()[:, 0]
-    assert ours.counts.padded_tokens > 2 * 96, "several batches"
+    assert ours.counts.padded_tokens > 2 * 96, "control: several batches"
     ids, mask = texts.padded(np.arange(len(texts)), limit)
     expected = jax.jit(lambda tokens: retriever.encode(params, tokens, "passage").vectors)(Tokens(ids, mask))[:, 0]
     np.testing.assert_allclose(actual, expected, atol=1e-5)
@@ -181,7 +181,7 @@ def test_padding_is_counted(model: tuple[RetrieverModel, Params]) -> None:
 
 
 def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
-    """ME-BERT: what does not exist must not win a maximum."""
+    """ME-BERT: a missing vector must not win a maximum."""
     encoder_config, encoder = load_pretrained(TINY_BERT)
     config = tiny_config(Path("unused"), "unused", head__name="me_bert", head__me_bert__count=6)
     retriever = make_retriever_model(config, encoder_config)
@@ -191,11 +191,11 @@ def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
     assert short.shape == (6, 32)
     np.testing.assert_array_equal(short[3:], np.broadcast_to(short[0], (3, 32)))
     assert np.abs(short[1:3] - short[0]).max(axis=1).min() > 1e-3
-    assert np.abs(whole[1:] - whole[0]).max(axis=1).min() > 1e-3, "control: a long one has all of its own"
+    assert np.abs(whole[1:] - whole[0]).max(axis=1).min() > 1e-3, "control: a long text has different vectors"
 
 
 def test_padding_uses_the_tokenizers_pad_id() -> None:
-    """RoBERTa pads with 1, others with 0; a run's embedder must ask, not know."""
+    """RoBERTa pads with 1, others with 0: a run's embedder must read it from the tokenizer."""
     config = tiny_config(Path("unused"), "unused")
     retriever = make_retriever_model(config, BertConfig(99, 32, 1, 2, 64, max_positions=40))
     tokenizer = TextTokenizer(None, cls_id=2, sep_id=3, pad_id=7, query_length=8, passage_length=8)
@@ -204,7 +204,8 @@ def test_padding_uses_the_tokenizers_pad_id() -> None:
 
 
 def test_parts_are_streamed(model: tuple[RetrieverModel, Params]) -> None:
-    """The vectors of each part are those of the part alone; the next is on the device before they are there."""
+    """The vectors of each part equal those of the part alone; the next part is sent to the device before they are
+    ready."""
     ours, texts = embedder(model), some_texts()
     parts = [texts.part(0, 20), texts.part(20, 21), texts.part(21, 45)]
     alone = [ours(part, "passage") for part in parts]

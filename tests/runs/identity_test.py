@@ -1,4 +1,4 @@
-"""Which keys of a config make another system, and which change no result."""
+"""Which config keys make another system, and which change no result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHANGE_NO_RESULT = [
 
 
 def test_every_other_key_identifies_the_system() -> None:
-    """A new key of a group whose keys change no result has to be added here, or to what identifies a system."""
+    """A new key must be added here if it changes no result; otherwise, it identifies a system."""
     keys = flatten(load_config("base").to_dict())
     identity = without_seeds(keys)
     assert sorted(key for key in keys if key not in identity and not key.startswith("seed.")) == sorted(

@@ -1,4 +1,4 @@
-"""One job writes to a folder at a time, also when processes are killed, race each other, or are one job."""
+"""Only one job writes to a folder at a time, even if processes are killed, race each other, or belong to one job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxret.storage.atomic import StorageError
 from jaxret.storage.lockfile import HOLDER, LOCK, LockedError
 from tests.pipeline import REPOSITORY, environment, free_address, together
 
-# Takes the lock, says so, keeps it until a line comes in, and ends in the way that the line names.
+# A process that takes the lock, prints a line, keeps the lock until it reads a line, and ends as that line says.
 HOLDING = """
 import os, sys
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_the_error_names_the_holder(tmp_path: Path) -> None:
             f"{folder} is in use: train, process {os.getpid()} on {socket.gethostname()}, since {written['since']}; "
             "wait for it, or stop it"
         )
-        with hold_folder(folder / "embeddings" / "x", "encode"):  # another job, another folder
+        with hold_folder(folder / "embeddings" / "x", "encode"):  # another job with another folder
             pass
         assert (folder / LOCK).exists()
     assert not (folder / ".lock").exists()
@@ -168,7 +168,7 @@ def test_leftovers_are_removed_under_the_lock(tmp_path: Path) -> None:
         leftover.touch()
         with pytest.raises(LockedError), hold_folder(tmp_path, "encode"):
             pass
-        assert leftover.exists(), "who is refused removes nothing"
+        assert leftover.exists(), "a refused job removes nothing"
 
 
 def test_an_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ for line in sys.stdin:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dead", [True, False])
 def test_one_of_many_processes_gets_the_lock(tmp_path: Path, dead: bool) -> None:
-    """Real processes, released together onto a lock that is dead, or absent, many times."""
+    """Many times, real processes start at the same time, with a lock of a dead process or with none."""
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACER],
@@ -293,8 +293,8 @@ def test_the_processes_of_one_job_are_one_owner(tmp_path: Path) -> None:
     done = together(*([sys.executable, "-c", JOB, str(rank), address, str(tmp_path)] for rank in range(2)))
     assert [status for status, _, _ in done] == [0, 0], done
     first, second = (json.loads(output.splitlines()[-1]) for _, output, _ in done)
-    assert first[0] == second[0], "both saw the lock of process 0"
-    assert second[1] is True, "it is there until the last process is done"
+    assert first[0] == second[0], "both see the lock of process 0"
+    assert second[1] is True, "the lock exists until the last process has ended"
     assert first[-1] == second[-1]
     assert "on elsewhere" in first[-1]
     assert not (tmp_path / LOCK).exists()

@@ -1,4 +1,4 @@
-"""Two artefacts that do not belong together stop with both values shown."""
+"""Two artefacts that do not belong together are refused, with both values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of several hosts on loopback, of which tests kill and add some."""
+"""A Ray cluster with several hosts on loopback; tests kill some and add others."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ QUICK = {  # a dead host is noticed in two seconds instead of fifteen
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 500,
     "health_check_failure_threshold": 3,
-    "worker_niceness": 0,  # else workers wait for every other process of a machine that is busy
+    "worker_niceness": 0,  # otherwise, workers wait for all other processes of a busy machine
 }
 
 
 @contextmanager
 def ray_cluster() -> Iterator[Any]:
-    """A head without processors, whose address is in RAY_ADDRESS; hosts are added by the tests. 127.0.0.1 would be
-    replaced by another address. Skips the test without Ray."""
+    """A head without processors, with its address in RAY_ADDRESS; the tests add hosts. Ray would replace 127.0.0.1 by
+    another address. Skip the test without Ray."""
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed (requirements-ray.txt)")
     head = {"num_cpus": 0, "node_ip_address": "127.0.0.2", "include_dashboard": False, "_system_config": QUICK}
     with pytest.MonkeyPatch.context() as patch:
@@ -46,10 +46,10 @@ def add_host(cluster: Any, number: int, processors: int = 1) -> Any:
 
 
 def stop_second_worker(hosts: Sequence[Any], seconds: float = 240) -> tuple[Any, int]:
-    """Wait until a second worker of the hosts has loaded JAX for its call, and stop it (SIGSTOP) before it answers.
+    """Wait until a second worker on the hosts has loaded JAX for its call, and stop it (SIGSTOP) before it answers.
 
-    The first one encodes queries, so the second one searches. It still has to open the run then, which takes far longer
-    than a look at the processes. Returns its host and process.
+    The first one encodes queries, so the second one searches. At that time it has not opened the run yet, which takes
+    much longer than listing the processes. Returns its host and process.
     """
     raylets = {host.all_processes["raylet"][0].process.pid: host for host in hosts}
     with_jax: set[int] = set()
@@ -68,7 +68,7 @@ def stop_second_worker(hosts: Sequence[Any], seconds: float = 240) -> tuple[Any,
                 if (folder / "cmdline").read_bytes().startswith(b"ray::_Worker.call"):
                     return raylets[parent], process
                 os.kill(process, signal.SIGCONT)
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 continue
         time.sleep(0.03)
     raise TimeoutError(f"no second worker of the hosts was in a call with JAX in {seconds} s")

@@ -1,4 +1,4 @@
-"""Settings that may change when a run is resumed, and how the folder records them."""
+"""Settings that may change when a run is resumed, and their record in the folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tiny import MLR, make_config
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Workdir:
-    """A folder with a config; the rest is a run's, but not this one's."""
+    """A folder with a config; other files of a run are not needed."""
     write_encoder(tmp_path / "encoder")
     write_json(tmp_path / "contract.json", {})
     write_json(tmp_path / "config.json", config_json(make_config(MLR)))
@@ -80,7 +80,7 @@ def test_keys_that_may_change(key: str, value: Any, workdir: Workdir) -> None:
         ("tokens.query_prompt", "query: "),
         ("tokens.passage_prompt", "passage: "),
         ("tokens.title_separator", " "),
-        ("tokens.packing", True),  # attention's dropout counts places in a padded text, however long that is
+        ("tokens.packing", True),  # attention's dropout depends on places in a padded text
         ("pooling", "average"),
         ("loss.temperature", 9.0),
         ("head.name", "mvr"),
@@ -98,12 +98,13 @@ def test_keys_that_may_not_change(key: str, value: Any, workdir: Workdir) -> Non
 
 
 def test_a_moved_encoder_is_the_same_encoder(workdir: Workdir) -> None:
-    """Another one is refused: checkpoints have the run's weights, and exports name where they came from."""
+    """Another encoder is refused: checkpoints have the run's weights, and exports name their origin."""
     folder = workdir.config.parent
     shutil.copytree(folder / "encoder", folder / "moved")
     write_json(workdir.data, {"start": {"weights": weights_digest(folder / "encoder")}})
     moved = changed("encoder.checkpoint", str(folder / "moved"))
-    with pytest.raises(ContractError, match=r"encoder\.checkpoint"):  # no checkpoint: the weights are still to be read
+    # Without a checkpoint, the weights are not read yet.
+    with pytest.raises(ContractError, match=r"encoder\.checkpoint"):
         require_same_run(workdir, moved)
     (workdir.checkpoints / "3").mkdir(parents=True)
     assert require_same_run(workdir, moved).keys() == {"encoder.checkpoint"}
@@ -119,7 +120,7 @@ def test_a_moved_encoder_is_the_same_encoder(workdir: Workdir) -> None:
 
 
 def test_keys_of_other_families_are_ignored(workdir: Workdir) -> None:
-    """A key that a new head brings does not end the runs of the others."""
+    """A key of a new head does not prevent runs of other heads from being resumed."""
     config = read_json(workdir.config)
     config["head"]["mvr"] = {"window": 4}
     write_json(workdir.config, config)
@@ -149,7 +150,7 @@ def test_changes_are_recorded_in_the_history(workdir: Workdir) -> None:
     assert (read_json(workdir.contract), read_json(workdir.data)) == ({"version": 2}, {"train": 1})
     before = workdir.seal.stat().st_mtime_ns
     record_changes(workdir, config, {"version": 2}, {"train": 1}, require_same_run(workdir, config), 6)
-    assert workdir.seal.stat().st_mtime_ns == before, "nothing changed, nothing is written"
+    assert workdir.seal.stat().st_mtime_ns == before, "nothing changed, so nothing is written"
     config = changed("train.steps", 9)
     record_changes(workdir, config, {"version": 2}, {"train": 1}, require_same_run(workdir, config), 7)
     assert [json.loads(line) for line in workdir.history.read_text().splitlines()] == [

@@ -1,4 +1,4 @@
-"""Opening a run: parameters.json says which arrays its checkpoints have, so that the model is not traced for it."""
+"""Opening a run: parameters.json lists the arrays of its checkpoints, so that the model is not traced for this."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
-    """The models whose parameters were traced."""
+    """A list of models whose parameters were traced."""
     models: list[Model] = []
 
     def traced(model: Model) -> Params:
@@ -46,7 +46,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
 @pytest.mark.parametrize("name", ["run", "adapted"])
 def test_the_recorded_shapes_are_those_that_tracing_gives(name: str, root: Path, traces: list[Model]) -> None:
     run = open_run(root / name)
-    assert traces == [], "the file has them"
+    assert traces == [], "the shapes come from the file"
     workdir = Workdir(root / name)
     assert stored_shapes(workdir) == run_module.trained_shapes(run.config, run.model)
     params = trained_parameters(run) if name == "adapted" else run.params

@@ -1,4 +1,4 @@
-"""A run's files are believed only as the run wrote them."""
+"""A run's files are accepted only as the run wrote them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def workdir(tmp_path: Path) -> Workdir:
 
 def test_unchanged_files_are_accepted(workdir: Workdir) -> None:
     check_seal(workdir)
-    workdir.config.write_text(json.dumps(CONFIG))  # the same content, in other clothes
+    workdir.config.write_text(json.dumps(CONFIG))  # the same content with another layout
     (workdir.encoder / ".tokenizer.json.0123456789abcdef.tmp").touch()
     (workdir.path / "metrics.jsonl").touch()
     check_seal(workdir)
@@ -105,7 +105,7 @@ def test_an_edit_is_accepted_by_deleting_the_seal(workdir: Workdir, capsys: pyte
 def test_a_file_that_is_written_while_it_is_read_is_not_damaged(
     workdir: Workdir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The seal was read before, and env.json after a job that goes on wrote both."""
+    """The reader has an old seal, because a resumed job wrote seal and env.json after that."""
     digest = seal._digest
     written: list[bool] = []
 
@@ -122,7 +122,7 @@ def test_a_file_that_is_written_while_it_is_read_is_not_damaged(
 
 @contextlib.contextmanager
 def killed(written: int) -> Iterator[None]:
-    """A job that is killed when it has written so many JSON files."""
+    """Interrupt a job after it has written this many JSON files."""
     write, calls = seal.write_json, itertools.count()
 
     def dying(path: Path, value: Any) -> None:
@@ -136,19 +136,19 @@ def killed(written: int) -> Iterator[None]:
 
 
 def test_a_folder_is_valid_after_a_kill_at_any_write(workdir: Workdir) -> None:
-    for kept in range(5):  # the seal, two files, the seal
+    for kept in range(5):  # the seal, two files, the seal again
         with killed(kept):
             write_sealed(workdir, {workdir.contract: {"version": kept}, workdir.config: {**CONFIG, "kept": kept}})
         assert (read_json(workdir.config).get("kept") == kept) == (kept > 2)
         check_seal(workdir)
     write_json(workdir.config, CONFIG)
-    with pytest.raises(ContractError, match=r"config\.json"):  # what was there before is no longer allowed
+    with pytest.raises(ContractError, match=r"config\.json"):  # the earlier content is no longer valid
         check_seal(workdir)
 
 
 @pytest.mark.parametrize("kept", range(5))
 def test_a_folder_is_valid_after_a_kill_before_the_first_write(kept: int, tmp_path: Path) -> None:
-    """A run's first env.json, for example: the seal that names it is written before it."""
+    """For example, a run's first env.json, which the seal names before it is written."""
     workdir = Workdir(tmp_path)
     write_sealed(workdir, {workdir.contract: {"version": 2}, workdir.config: CONFIG})
     values = {workdir.environment: {"python": "4"}, workdir.data: {}}
@@ -159,5 +159,5 @@ def test_a_folder_is_valid_after_a_kill_before_the_first_write(kept: int, tmp_pa
     write_sealed(workdir, values)
     check_seal(workdir)
     workdir.environment.unlink()
-    with pytest.raises(ContractError, match=r"env\.json is missing"):  # that it was not there is no longer allowed
+    with pytest.raises(ContractError, match=r"env\.json is missing"):  # its absence is no longer valid
         check_seal(workdir)

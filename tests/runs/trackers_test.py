@@ -1,4 +1,4 @@
-"""Experiment trackers: every line once, whatever was resumed or failed; no tracker ends a training."""
+"""Experiment trackers: every line is sent once after any interruption, and no tracker ends a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Line = tuple[int, dict[str, float]]
 
 
 class Service:
-    """A tracker's server: the runs that it has, and whether it answers."""
+    """A tracker's server: its runs, and whether it answers."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[Line]] = {}
@@ -32,7 +32,7 @@ class Service:
         self.fails = lambda step: False
         self.finished = 0
         self.newest: int | None = None
-        self.tells = False  # which values it has
+        self.tells = False  # whether it reports the values that it has
 
     def open(self, run: TrackedRun) -> Tracker:
         key = run.id or f"{run.name}-{len(self.runs)}"
@@ -55,7 +55,7 @@ class Service:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Service:
-    """The service behind the name "json", which is a module."""
+    """The service under the name "json", because that is the name of a module."""
     made = Service()
     monkeypatch.setitem(trackers.TRACKERS, "json", made.open)
     return made
@@ -99,7 +99,7 @@ def test_a_resumed_run_is_one_tracked_run_with_each_line_once(trained: Any, serv
 
 
 def test_lines_after_the_checkpoint_of_a_killed_run_are_not_sent_twice(trained: Any, service: Service) -> None:
-    """The state of a run that was killed after step 3: it has lines of step 3, and a checkpoint of step 2."""
+    """The run was killed after step 3: it has lines of step 3, and a checkpoint of step 2."""
     run = trained(2, "json")
     lines = (run / "metrics.jsonl").read_text()
     state = read_json(run / "trackers.json")
@@ -123,7 +123,7 @@ def test_lines_that_a_killed_process_had_queued_are_sent_again(trained: Any, ser
 
 
 def test_a_line_that_a_killed_process_had_sent_is_not_sent_again(trained: Any, service: Service) -> None:
-    """It was killed before it recorded step 3."""
+    """The process was killed before it recorded step 3."""
     service.tells = True
     run = trained(4, "json")
     (sent,) = service.runs.values()
@@ -177,7 +177,7 @@ def test_a_failed_tracker_does_not_affect_others(
             fail()
         return Tracker("key", fail if moment == "log" else print, fail if moment == "finish" else print)
 
-    monkeypatch.setitem(trackers.TRACKERS, "csv", open_failing)  # a module, too
+    monkeypatch.setitem(trackers.TRACKERS, "csv", open_failing)  # "csv" is a module, too
     run = trained(2, *names)
     assert [step for step, values in logged(run) if "loss" in values] == [1, 2]
     assert list(service.runs.values()) == [logged(run)]

@@ -1,4 +1,4 @@
-"""The layout of a run's folder, and names that may not leave it."""
+"""The layout of a run's folder, and names that must not leave it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_paths_are_inside_the_folder_and_distinct(tmp_path: Path) -> None:
     assert workdir.embeddings("wiki") == tmp_path / "mlr" / "embeddings" / "wiki"
     assert workdir.rankings("nq.test") == tmp_path / "mlr" / "runs" / "nq.test.trec"
     assert workdir.evaluation("nq.test") == tmp_path / "mlr" / "eval" / "nq.test.json"
-    assert not workdir.path.exists(), "looking creates nothing"
+    assert not workdir.path.exists(), "reading creates nothing"
 
 
 def test_a_workdir_is_made_from_paths_and_workdirs(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_workdir_is_made_from_paths_and_workdirs(tmp_path: Path) -> None:
 
 
 def test_an_empty_path_is_an_error() -> None:
-    """--workdir=$RUN gives an empty path where the variable is not set."""
+    """--workdir=$RUN gives an empty path if the variable is not set."""
     with pytest.raises(ValueError, match=r"the workdir is empty"):
         Workdir("")
 

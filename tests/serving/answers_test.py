@@ -1,4 +1,4 @@
-"""Answers as JSON."""
+"""Answers in JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Vectors of two texts by the client libraries, as JSON: python clients.py CLIENT ADDRESS MODEL DOCS
+"""Print vectors of two texts from a client library, as JSON: python clients.py CLIENT ADDRESS MODEL DOCS
 
-CLIENT is a key of CLIENTS; DOCS is docs/serving.md, whose LangChain subclass is run as it stands. This file needs the
-packages of requirements-clients.txt, and no jaxret. It prints {"document": [...], "query": [...]}.
+CLIENT is a key of CLIENTS; DOCS is docs/serving.md, whose LangChain subclass is run unchanged. This file needs the
+packages of requirements-clients.txt, but not jaxret. It prints {"document": [...], "query": [...]}.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Vectors = tuple[list[float], list[float]]
 
 
 def langchain(address: str, model: str, docs: str) -> Vectors:
-    """Return the vectors of the subclass of the documentation."""
+    """Return the vectors of the subclass in the documentation."""
     (code,) = re.findall(r"```python\n(from langchain_openai.*?)```", Path(docs).read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {"__name__": "docs"}
     exec(code.replace("http://127.0.0.1:8080", address).replace('"dual"', repr(model)), names)
@@ -26,7 +26,7 @@ def langchain(address: str, model: str, docs: str) -> Vectors:
 
 
 def llama_index(address: str, model: str, docs: str) -> Vectors:
-    """Return the vectors of two models, one a side."""
+    """Return the vectors of two model names, one per side."""
     from llama_index.embeddings.openai_like import OpenAILikeEmbedding as Embedding
 
     passages, queries = (
@@ -36,7 +36,7 @@ def llama_index(address: str, model: str, docs: str) -> Vectors:
 
 
 def llama_index_openai(address: str, model: str, docs: str) -> Vectors:
-    """Return the vectors of two models, one a side."""
+    """Return the vectors of two model names, one per side."""
     from llama_index.embeddings.openai import OpenAIEmbedding as Embedding
 
     passages, queries = (
@@ -46,7 +46,7 @@ def llama_index_openai(address: str, model: str, docs: str) -> Vectors:
 
 
 def llama_index_tei(address: str, model: str, docs: str) -> Vectors:
-    """Return vectors of the passage side for both: /embed has one model."""
+    """Return vectors of the passage side for both texts, because /embed has one model."""
     from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference as Embedding
 
     embedding = Embedding(model_name=model, base_url=address)
@@ -54,7 +54,7 @@ def llama_index_tei(address: str, model: str, docs: str) -> Vectors:
 
 
 def haystack(address: str, model: str, docs: str) -> Vectors:
-    """Return the vectors of its embedders of documents and of texts."""
+    """Return the vectors of Haystack's embedders of documents and of texts."""
     from haystack import Document
     from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
     from haystack.utils import Secret

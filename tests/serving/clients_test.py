@@ -1,7 +1,7 @@
 """The real clients of other libraries against a server.
 
-openai runs here; the others in an environment of their own, whose interpreter JAXRET_CLIENTS_PYTHON names
-(requirements-clients.txt), and skip without it.
+openai runs here. The others run in another environment (requirements-clients.txt), whose interpreter is
+JAXRET_CLIENTS_PYTHON; without it they are skipped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_openai(server: Running, encoding: Any) -> None:
 
 
 def vector_of(answer: Any, encoding: str | None) -> Any:
-    """Return a vector; asked for base64 by name, the client leaves it to its caller."""
+    """Return a vector. If base64 is requested by name, the client does not decode it."""
     vector = answer.data[0].embedding
     if encoding == "base64":
         import base64
@@ -76,7 +76,7 @@ def test_clients_of_other_libraries(server: Running, runs: Path, name: str, tmp_
     seen = subprocess.run([python, "-c", f"import {MODULES[name]}"], capture_output=True, text=True, timeout=240)
     if seen.returncode:
         pytest.skip(f"{MODULES[name]} is missing: requirements-clients.txt says how to install it")
-    if name == "llama_index_tei":  # it can name no model: the first one answers
+    if name == "llama_index_tei":  # it cannot name a model, so the first one answers
         with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1") as alone:
             compare(alone, name, python, tmp_path)
     else:
@@ -87,9 +87,9 @@ def compare(server: Running, name: str, python: str, home: Path) -> None:
     """Compare the vectors of a client with those of the server.
 
     Args:
-        server: has the model "dual".
-        name: of the client.
-        python: interpreter that has it.
+        server: server with the model "dual".
+        name: the client.
+        python: interpreter with the client's packages.
         home: empty folder.
     """
     script, docs = REPOSITORY / "tests" / "serving" / "clients.py", REPOSITORY / "docs" / "serving.md"

@@ -1,4 +1,4 @@
-"""The thread of the device: what is computed together, in which order, and what one request does to another."""
+"""The device's thread: which requests are computed together, in which order, and their effects on each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxret.serving.device import DeviceThread, Operation, QueueFullError
 
 
 class Recorder:
-    """An operation that records its batches, and waits until it may go on."""
+    """An operation that records its batches, and waits until the test lets it continue."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []

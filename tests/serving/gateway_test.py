@@ -1,4 +1,4 @@
-"""Limits of a request, without a socket: who may ask, how much, and for how long."""
+"""Limits of a request, without a socket: who may send it, how large it is, and how long it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACES = [("POST", "/search"), *(("GET", path) for path in ("/", "/health", "/me
 
 
 class Endpoint:
-    """Answers after `seconds`, and counts the requests that began and ended."""
+    """An endpoint that answers after `seconds`, and counts the requests that began and ended."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.began, self.ended = seconds, 0, 0
@@ -55,9 +55,9 @@ class Client:
         ends: bool = True,
         goes: bool = False,
     ) -> int:
-        """Return the status; 0: there is no answer. A request without parts is a GET.
+        """Return the status; 0 if there is no answer. A request without parts is a GET.
 
-        ends: whether the body ends with its last part. goes: whether the client goes after it.
+        ends: whether the body ends with its last part. goes: whether the client disconnects after it.
         """
         names = {"host": "localhost:8080", "content-type": "application/json", **headers}
         lines = [(name.encode(), value.encode()) for name, value in names.items()]
@@ -77,7 +77,7 @@ class Client:
 
         async def run() -> None:
             await asyncio.wait_for(self.gateway(scope, receive, send), 20)  # type: ignore[arg-type]
-            await asyncio.sleep(self.endpoint.seconds)  # in which an endpoint that was not cancelled ends
+            await asyncio.sleep(self.endpoint.seconds)  # an endpoint that was not cancelled ends during this time
 
         asyncio.run(run())
         return sent[0]["status"] if sent else 0
@@ -107,7 +107,7 @@ def test_the_answer_of_a_client_that_is_gone_is_cancelled(counters: Counters) ->
     client = Client(counters, seconds=0.1)
     assert client.ask(b"{}", goes=True) == 0
     assert (client.endpoint.began, client.endpoint.ended) == (1, 0)
-    assert client.ask(b"{}") == 200, "control: one that waits"
+    assert client.ask(b"{}") == 200, "control: a waiting client"
 
 
 def test_every_path_but_the_page_and_the_state_needs_the_token(counters: Counters) -> None:
@@ -129,7 +129,7 @@ def test_without_a_token_only_this_machine_may_ask(counters: Counters) -> None:
 
 
 def test_what_a_web_page_may_send_is_refused(counters: Counters) -> None:
-    """Pages of other origins send these types without permission."""
+    """Pages of other origins can send these types without permission."""
     client = Client(counters)
     types = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "")
     assert {client.ask(b"{}", headers={"content-type": kind}) for kind in types} == {415}

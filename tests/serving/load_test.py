@@ -1,4 +1,4 @@
-"""Bounds on many requests at a time: their bodies in memory, and the threads that they take."""
+"""Limits for many requests at the same time: their bodies in memory, and their threads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scope(method: str) -> dict[str, Any]:
 
 
 def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
-    """Controls: before and after, and without a body, requests are answered."""
+    """Controls: requests before and after it, and requests without a body, are answered."""
 
     async def run() -> list[int]:
         may_go, began = asyncio.Event(), asyncio.Event()
@@ -82,14 +82,14 @@ def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
 
 
 def make_searcher(**values: Any) -> Searcher:
-    """Return a searcher that has these attributes alone."""
+    """Return a searcher with only these attributes."""
     searcher = object.__new__(Searcher)
     vars(searcher).update(values)
     return searcher
 
 
 def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four, each of which holds its own vectors."""
+    """Four filters stay open, each with its own vectors."""
     opened = []
 
     def open_filter(rows: np.ndarray) -> Searcher:
@@ -110,14 +110,14 @@ def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPat
     assert opened == [1, 2, 3, 4, 5]
     for number in (5, 1, 4, 3):
         use(number)
-    assert opened == [1, 2, 3, 4, 5], "these stayed"
+    assert opened == [1, 2, 3, 4, 5], "these stayed open"
     use(2)
-    assert opened == [1, 2, 3, 4, 5, 2], "control: this one did not"
+    assert opened == [1, 2, 3, 4, 5, 2], "control: this one was closed"
 
 
 def test_a_filter_is_opened_in_the_thread_of_filters_alone(device: DeviceThread) -> None:
-    """Of twelve filters at a time, four are open while the device is busy; those that were closed were opened again in
-    its thread, and all requests waited."""
+    """Of twelve filters at the same time, four are open while the device is busy. Closed ones were opened again in the
+    device's thread, and all requests waited."""
     opened: list[tuple[str, str]] = []
     used: list[Any] = []
     may_go = threading.Event()
@@ -147,7 +147,7 @@ def test_a_filter_is_opened_in_the_thread_of_filters_alone(device: DeviceThread)
         searches = [asyncio.ensure_future(endpoint(Request(scope("POST")), body)) for body in bodies]
         await asyncio.sleep(0.3)
         assert len(opened) == 4
-        searches[3].cancel()  # its turn passes on
+        searches[3].cancel()  # the next search gets its turn
         may_go.set()
         answers = await asyncio.gather(*searches, return_exceptions=True)
         return [getattr(answer, "status_code", answer) for answer in answers]
@@ -166,7 +166,7 @@ def test_a_filter_is_opened_in_the_thread_of_filters_alone(device: DeviceThread)
 def test_opening_filters_does_not_block_other_requests(
     runs: Path, device: DeviceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither work in the threads of all requests, nor searches without a filter."""
+    """They block neither the threads of all requests, nor searches without a filter."""
     served = ServedRetriever(str(runs / "dual"), "", "best", ServeOptions(), SearchOptions())
     may_go = threading.Event()
     monkeypatch.setattr(served.filters, "open", lambda filters: may_go.wait(60))

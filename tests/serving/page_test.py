@@ -1,4 +1,4 @@
-"""The page, in a headless Chromium that is typed into. Skipped where Chromium, its driver or selenium is missing."""
+"""The page in a headless Chromium, with typed questions. Skipped without Chromium, its driver or selenium."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, server: Running) -> Any:
-    """Open the page anew, without a history."""
+    """The page, opened again without a history."""
     browser.get(f"http://127.0.0.1:{server.port}/")
     browser.execute_script("localStorage.clear(); sessionStorage.clear()")
     browser.get(f"http://127.0.0.1:{server.port}/")
@@ -48,7 +48,7 @@ def page(browser: Any, server: Running) -> Any:
 
 
 def until(browser: Any, condition: Callable[[], Any]) -> Any:
-    """Wait until a condition holds. An element may be replaced between being found and being read."""
+    """Wait until a condition holds. An element may be replaced between the search for it and its use."""
     return WebDriverWait(browser, 30, ignored_exceptions=[exceptions.StaleElementReferenceException]).until(
         lambda _: condition()
     )
@@ -79,14 +79,14 @@ def test_a_question_marks_words_and_shows_scores_and_winners(page: Any, server: 
     assert texts(page, "li .chip") == [hit["winners"][0] for hit in hits]
     marked = {text.lower() for text in texts(page, "mark")}
     assert "bridge" in marked
-    assert marked <= {"silver", "castle", "bridge", "bridges"}, "and no other word"
+    assert marked <= {"silver", "castle", "bridge", "bridges"}, "no other word is marked"
     assert "proven" in find(page, "section > p").text
     assert "120 passages" in find(page, "#state").text
     assert find(page, "#count").get_attribute("max") == "1000"
 
 
 def test_passage_texts_are_escaped(page: Any) -> None:
-    """Markup in a passage is shown as it is; nothing of it runs, and the console has no error."""
+    """Markup in a passage is shown as text; none of it runs, and the console has no error."""
     find(page, "#count").clear()
     find(page, "#count").send_keys("100")
     ask(page, "silver castle bridge")
@@ -115,9 +115,9 @@ def test_filters_two_runs_and_the_link(page: Any, server: Running) -> None:
     Select(find(page, "#beside")).select_by_visible_text("late")
     until(page, lambda: texts(page, "section h2") == ["mlr", "late"])
     left, right = page.find_elements(By.CSS_SELECTOR, "section")
-    assert left.location["y"] == right.location["y"], "side by side"
-    assert any(" → " in text for text in texts(page, "section:last-child .chip")), "tokens that won"
-    assert texts(page, "li .only"), "passages that one of them has are named"
+    assert left.location["y"] == right.location["y"], "the models are next to each other"
+    assert any(" → " in text for text in texts(page, "section:last-child .chip")), "pairs of tokens"
+    assert texts(page, "li .only"), "passages that only one model has are marked"
     shown = texts(page, "li h3")
     _, answer = server.ask("/search", {"queries": ["paper light"], "filter": {"colour": "red"}, "model": "mlr"})
     assert shown[:10] == [hit["title"] for hit in answer["results"][0]]
@@ -128,7 +128,7 @@ def test_filters_two_runs_and_the_link(page: Any, server: Running) -> None:
     assert find(page, "#question").get_attribute("value") == "paper light"
     page.set_window_size(400, 800)
     left, right = page.find_elements(By.CSS_SELECTOR, "section")
-    assert left.location["y"] < right.location["y"], "below each other on a phone"
+    assert left.location["y"] < right.location["y"], "on a phone, the models are below each other"
     for width in (400, 320):
         page.set_window_size(width, 800)
         assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"), width
@@ -185,7 +185,7 @@ def test_the_page_loads_nothing_from_other_hosts(page: Any, server: Running) -> 
     addresses = {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}
     own = (f"http://127.0.0.1:{server.port}/", "data:", "about:", "chrome:")
     assert [address for address in addresses if not address.startswith(own)] == []
-    assert len(addresses) > 2, "control: requests are seen"
+    assert len(addresses) > 2, "control: the requests were recorded"
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""The times of a connection."""
+"""Time limits of a connection."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from uvicorn.server import ServerState
 
 from jaxret.serving.server import _Protocol
 
-SIZE = 2**25  # more than the buffers of both sockets
+SIZE = 2**25  # larger than the buffers of both sockets
 
 
 class Recorded(_Protocol):
-    """The protocol, with a short time and an event at the end of a connection."""
+    """The protocol with a short time limit, and an event at the end of a connection."""
 
     sent_seconds = 0.3
     ended: asyncio.Event
@@ -34,7 +34,7 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 @pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_client_that_does_not_read_is_disconnected(head: str, reads: bool) -> None:
-    """Control: a connection whose answer is read is kept for the next request."""
+    """Control: if the client reads the answer, its connection is kept for the next request."""
 
     async def run() -> tuple[bool, int]:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A served run whose rankings are of documents."""
+"""A served run that ranks documents."""
 
 from __future__ import annotations
 

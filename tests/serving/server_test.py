@@ -40,7 +40,7 @@ QUESTIONS = ["river stone music", "silver garden", "paper light forest winter ma
 
 
 def close(left: Any, right: Any) -> bool:
-    """Return whether vectors or scores are equal but for the rounding of another batch's size."""
+    """Return whether vectors or scores are equal, except for rounding in batches of another size."""
     return np.allclose(np.array(left), np.array(right), rtol=5e-6, atol=2e-5)
 
 
@@ -48,7 +48,7 @@ def close(left: Any, right: Any) -> bool:
 
 
 def test_the_streams_of_a_server(server: Running) -> None:
-    """stdout has the address, stderr a JSON object a line; texts of requests are in neither."""
+    """stdout has the address, stderr one JSON object per line; neither has texts of requests."""
     assert re.fullmatch(
         r"mlr, dual, late, cross at http://127\.0\.0\.1:\d+ \(compiling; /health .*\)\n", server.first_line
     )
@@ -74,7 +74,7 @@ def test_search_has_the_results_of_an_index(server: Running, runs: Path, name: s
             assert close([hit["score"] for hit in hits], [hit.score for hit in expected])
             by_id = {hit.id: asdict(hit) for hit in expected}
             for hit in hits:
-                if hit["id"] in by_id:  # equal scores may change places with the last bits
+                if hit["id"] in by_id:  # near ties may be exchanged
                     own = by_id[hit["id"]]
                     assert (hit["title"], hit["text"]) == (own["title"], own["text"])
                     assert hit["vectors"] == list(own["vectors"])
@@ -86,7 +86,7 @@ def test_search_has_the_results_of_an_index(server: Running, runs: Path, name: s
 def test_search_names_the_winning_vector(server: Running) -> None:
     _, answer = server.ask("/search", {"queries": ["silver garden"], "k": 5, "model": "mlr"})
     for hit in answer["results"][0]:
-        assert hit["winners"] == [f"layer {3 - hit['vectors'][0]}"]  # the last one comes first
+        assert hit["winners"] == [f"layer {3 - hit['vectors'][0]}"]  # the last layer's vector is the first one
     _, answer = server.ask("/search", {"queries": ["silver garden"], "k": 5, "model": "late"})
     assert len(answer["query_vectors"][0]) == len(answer["results"][0][0]["winners"]) > 3
     assert re.fullmatch(r"\d+: \S+", answer["results"][0][0]["winners"][2])
@@ -141,7 +141,7 @@ def test_answers_to_64_clients_equal_those_to_one(server: Running) -> None:
     assert alone[0][1]["results"] != alone[6][1]["results"], "control: other questions have other answers"
     metrics = server.ask("/metrics")[1]
     batches = dict(re.findall(r'jaxret_batch_texts_bucket\{le="([\d.]+|\+Inf)"\} (\S+)', metrics))
-    assert float(batches["1.0"]) < float(batches["+Inf"]), "some were computed together"
+    assert float(batches["1.0"]) < float(batches["+Inf"]), "some requests were computed together"
 
 
 def test_embeddings_of_both_sides(server: Running, runs: Path) -> None:
@@ -190,7 +190,7 @@ def test_all_vectors_of_a_text(server: Running, runs: Path) -> None:
     body = {"model": "mlr", "inputs": "river", "prompt_name": "query"}
     lengths = [np.linalg.norm(server.ask("/embed", body | more)[1][0]) for more in ({}, {"normalize": False})]
     own = Retriever.open(runs / "mlr").encode_queries(["river"])[0]
-    assert lengths == pytest.approx([1, np.linalg.norm(own)], rel=1e-5), "TEI's default is length 1"
+    assert lengths == pytest.approx([1, np.linalg.norm(own)], rel=1e-5), "by default, TEI's vectors have length 1"
 
 
 def test_rerank(server: Running, runs: Path) -> None:
@@ -226,7 +226,7 @@ def test_info_and_metrics(server: Running) -> None:
     metrics = server.ask("/metrics")[1]
     assert 'jaxret_requests_total{route="other",status="404"}' in metrics
     assert "jaxret_ready 1.0" in metrics
-    assert "nowhere" not in metrics, "paths that do not exist make no labels"
+    assert "nowhere" not in metrics, "paths that do not exist get no labels"
 
 
 # Refusals
@@ -331,8 +331,8 @@ def test_methods_paths_hosts_and_kinds_of_content(server: Running, runs: Path) -
 
 
 def test_unexpected_errors_reveal_no_paths(runs: Path, tmp_path: Path) -> None:
-    """The corpus's file is gone while the server runs: searches without texts go on, and the log says why others
-    do not."""
+    """The corpus's file is deleted while the server runs: searches without texts still succeed, and the log has the
+    reason for the failures of others."""
     shutil.copytree(runs / "dual", tmp_path / "dual")
     corpus = tmp_path / "corpus.jsonl"
     shutil.copyfile(runs / "corpus.jsonl", corpus)
@@ -425,7 +425,7 @@ def test_a_huge_body(server: Running) -> None:
         413,
         "the body has more than 8388608 bytes, --most_bytes of the server",
     )
-    with connect(server) as client:  # in pieces, without a length
+    with connect(server) as client:  # in chunks, without a length
         client.sendall(b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         client.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
         piece = b"100000\r\n" + b" " * 2**20 + b"\r\n"
@@ -437,7 +437,7 @@ def test_a_huge_body(server: Running) -> None:
 
 
 def test_slow_clients_are_disconnected_and_block_nobody(server: Running) -> None:
-    """A head that never ends, a body that never comes, one that drips, and a connection that says nothing."""
+    """A head without an end, a missing body, a slow body, and a connection without data."""
     head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
     clients = [connect(server) for _ in range(4)]
     clients[0].sendall(head)
@@ -457,7 +457,7 @@ def test_slow_clients_are_disconnected_and_block_nobody(server: Running) -> None
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Read what a server sent until it ended the connection."""
+    """Read from a connection until the server ends it."""
     parts = []
     with client:
         try:
@@ -469,7 +469,7 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def test_requests_of_dead_clients_are_not_computed(server: Running) -> None:
-    """Clients send large requests and are gone: the requests leave the queue, and the log says 499."""
+    """Clients send large requests and disconnect: the requests leave the queue, and the log says 499."""
     body = json.dumps({"model": "dual", "input": ["stone " * 30] * 1000}).encode()
     head = "POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for _ in range(6):
@@ -498,7 +498,7 @@ def test_a_full_queue(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_token(runs: Path, tmp_path: Path) -> None:
-    """With a token every route but the page and /health needs it; other hosts may ask then."""
+    """With a token, every route except the page and /health needs it, and other hosts may send requests."""
     with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1", JAXRET_TOKEN="sesame") as server:
         right, wrong = {"authorization": "Bearer sesame"}, {"authorization": "Bearer sesam"}
         for headers in ({}, wrong, {"authorization": "sesame"}):
@@ -518,7 +518,7 @@ def test_a_token(runs: Path, tmp_path: Path) -> None:
 
 
 def test_sigterm_under_load(runs: Path, tmp_path: Path) -> None:
-    """Every request that began is answered; later ones find no server. The process ends with 0."""
+    """Every request that began is answered; later ones cannot connect. The exit status is 0."""
     with running(tmp_path / "stderr", str(runs / "dual"), "--batch=4") as server:
         answers: list[tuple[int, Any]] = []
         stopping = threading.Event()
@@ -545,7 +545,7 @@ def test_sigterm_under_load(runs: Path, tmp_path: Path) -> None:
 
 
 def test_sigterm_during_the_start(runs: Path, tmp_path: Path) -> None:
-    """SIGTERM while programs are compiled: those of the last run are not waited for."""
+    """During compilations, the server does not wait for the programs of the last run."""
     names = [str(runs / name) for name in ("mlr", "dual", "late", "cross")]
     with running(tmp_path / "stderr", *names, wait=False) as server:
         assert server.stop() == (0, "stopped\n")
@@ -554,7 +554,7 @@ def test_sigterm_during_the_start(runs: Path, tmp_path: Path) -> None:
 
 
 def test_names_of_runs_and_events(runs: Path, tmp_path: Path) -> None:
-    """NAME=FOLDER names a run, and --json has a line for the start and for the end."""
+    """NAME=FOLDER names a run, and --json prints a line for the start and for the end."""
     with start_server(tmp_path / "stderr", f"{runs}/dual", f"again={runs}/dual", "--batch=1", "--json") as server:
         assert server.stdout is not None
         start = json.loads(server.stdout.readline())
@@ -574,8 +574,8 @@ def served(runs: Path) -> ServedRetriever:
 
 
 def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
-    """Texts of any length and number, and searches of longer ones for any number of passages, use the programs of
-    `warm_up`; control: it compiled some."""
+    """Texts of any length and number, and searches with any number of passages, use the programs of `warm_up`. Control:
+    it compiled some."""
     compilations: list[str] = []
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:
@@ -614,19 +614,19 @@ def test_a_single_text_has_the_vectors_of_a_batch(served: ServedRetriever, monke
     np.testing.assert_allclose(alone(texts, "query").flat, served.embed(tokens * 2, "query")[0], atol=2e-6)
     used = replace(alone, program_cache={})
     monkeypatch.setattr(served, "_alone", used)
-    for others in (tokens * 2, [np.tile(tokens[0], 30)]):  # two texts, and a long one
+    for others in (tokens * 2, [np.tile(tokens[0], 30)]):  # two texts, or a long one
         served.embed(others, "query")
         assert not used.program_cache
     served.embed(tokens, "query")
     assert used.program_cache
     assert embedder_of_one(served.embedder) is None, "eight devices"
     monkeypatch.setattr("jaxret.serving.served._COPIED_BYTES", 1000)
-    assert embedder_of_one(one) is None, "a model that is too large to be in memory twice"
+    assert embedder_of_one(one) is None, "the model is too large to be in memory twice"
 
 
 @pytest.mark.parametrize("between", [0, 1])
 def test_pairs_of_every_length_are_compiled(runs: Path, between: int) -> None:
-    """With further markers between the texts, too; control: without `warm_up` there is no program."""
+    """Also with more markers between the texts. Control: without `warm_up` there is no program."""
     served = ServedReranker(str(runs / "cross"), "best", ServeOptions(batch=2))
     scorer = served.reranker.scorer
     joiner = replace(scorer.joiner, between=scorer.joiner.between[:1] or (served.reranker.tokenizer.sep_id,) * between)

@@ -1,4 +1,4 @@
-"""A server as its users have it: a process on a free port, with both of its streams."""
+"""A server like a user's: a process on a free port, with both of its streams."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ONE_DEVICE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 def write_runs(folder: Path) -> Path:
-    """Write the untrained runs "mlr" (three vectors a passage), "dual", "late" (ColBERT) and "cross" (a cross-encoder),
-    and a corpus with colours and markup that the first three encoded."""
+    """Write the untrained runs "mlr" (three vectors per passage), "dual", "late" (ColBERT) and "cross" (a
+    cross-encoder), and a corpus with colours and markup, which the first three have encoded."""
     write_encoder(folder / "encoder")
     write_data(folder / "data")
     generator = np.random.default_rng(0)
@@ -58,7 +58,7 @@ def write_runs(folder: Path) -> Path:
 
 @dataclass
 class Running:
-    """A server process. `log` is its log so far, an object a line."""
+    """A server process. `log` has its log until now, one object per line."""
 
     process: subprocess.Popen[str]
     port: int
@@ -92,7 +92,7 @@ class Running:
 
 
 def start_server(stderr: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start `jaxret serve` on a free port; its log goes to a file, `variables` into its environment."""
+    """Start `jaxret serve` on a free port, with its log in a file, and `variables` in its environment."""
     with open(stderr, "w") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "jaxret", "serve", "--port=0", *arguments],
@@ -109,10 +109,10 @@ def running(stderr: Path, *arguments: str, wait: bool = True, **variables: str) 
     """Run `jaxret serve` on a free port until the block ends.
 
     Args:
-        stderr: file of its log.
-        arguments: of the command.
-        wait: until it is ready; else until it answers.
-        variables: of its environment.
+        stderr: file for its log.
+        arguments: arguments of the command.
+        wait: whether to wait until it is ready, not only until it answers.
+        variables: variables of its environment.
     """
     process = start_server(stderr, *arguments, **variables)
     try:
@@ -120,7 +120,7 @@ def running(stderr: Path, *arguments: str, wait: bool = True, **variables: str) 
         line = process.stdout.readline()
         assert " at http://" in line, stderr.read_text()
         server = Running(process, int(line.rpartition(" (")[0].rpartition(":")[2]), stderr, line)
-        socket.create_connection(("127.0.0.1", server.port), 60).close()  # it listens when its address is printed
+        socket.create_connection(("127.0.0.1", server.port), 60).close()  # it listens when it has printed its address
         deadline = time.monotonic() + 240
         status = 0
         while status not in ((200,) if wait else (200, 503)) and time.monotonic() < deadline and process.poll() is None:
@@ -137,7 +137,7 @@ def running(stderr: Path, *arguments: str, wait: bool = True, **variables: str) 
 
 
 def refused(*arguments: str, **variables: str) -> str:
-    """Run `jaxret serve`, which must refuse to start; return its one sentence."""
+    """Run `jaxret serve`, which must refuse to start; return its error sentence."""
     done = subprocess.run(
         [sys.executable, "-m", "jaxret", "serve", *arguments],
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""Arrays in files of which each process writes its own: parts come together on any mesh, and damage is an error."""
+"""Array files to which each process writes its own parts: they can be read on any mesh, and damage is an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxret.storage.checkpoint import Checkpoints, DamagedCheckpointError, leaf_
 
 
 def arrays() -> dict[str, Any]:
-    """Arrays of several types, whole on each device, split by rows, by columns, and by both."""
+    """Arrays of several types: whole on each device, split by rows, by columns, and by both."""
     mesh = make_mesh(fsdp=2)
     values: dict[str, tuple[Any, P]] = {
         "scalar": (np.int32(7), P()),
@@ -35,7 +35,7 @@ def arrays() -> dict[str, Any]:
 
 
 def save(folder: Path, items: Any) -> dict[str, Path]:
-    """Save as step 5, and return the files by name."""
+    """Save the items as step 5, and return the files by name."""
     shared: dict[str, Path] = {}
 
     def share(step: int, files: Mapping[str, Path]) -> None:
@@ -55,7 +55,7 @@ def test_arrays_are_restored_on_another_mesh(tmp_path: Path, spec: P) -> None:
     files = save(tmp_path, items)
     assert set(files) == {"arrays-0.bin", "arrays-0.json", "metrics/metrics", "_CHECKPOINT_METADATA"}
     assert all(path == tmp_path / "5" / name for name, path in files.items())
-    assert files["arrays-0.bin"].stat().st_size < 900, "what is on several devices is written once"
+    assert files["arrays-0.bin"].stat().st_size < 900, "an array that is on several devices is written once"
     stored = ArrayFiles(tmp_path / "5")
     shapes = stored.shapes(["params/rows", "progress/deep/step"])
     assert shapes == {"params/rows": (16, 3), "progress/deep/step": ()}
@@ -76,7 +76,7 @@ def test_arrays_are_restored_on_another_mesh(tmp_path: Path, spec: P) -> None:
 def test_parts_of_several_processes_are_joined_and_missing_parts_are_errors(tmp_path: Path) -> None:
     files = save(tmp_path, arrays())
     table, other = read_json(files["arrays-0.json"]), {}
-    for name in ("params/rows", "params/both"):  # as if another process had half of the parts
+    for name in ("params/rows", "params/both"):  # as if another process had written half of the parts
         dtype, shape, *parts = table[name]
         table[name], other[name] = [dtype, shape, *parts[::2]], [dtype, shape, *parts[1::2]]
     write_json(files["arrays-0.json"], table)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""A file is complete or absent."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_disk_errors_are_one_sentence(
 
 
 def test_numpys_short_write(tmp_path: Path) -> None:
-    """The message of np.save has neither file nor cause. In a process of its own, which may write 4 KiB."""
+    """The error of np.save names neither the file nor the cause. A new process may only write 4 KiB."""
     program = (
         "import sys; import numpy as np; from jaxret.storage.atomic import atomic_write\n"
         "with atomic_write(sys.argv[1], 'wb') as file: np.save(file, np.zeros(1600))"
@@ -201,7 +201,7 @@ def test_an_unwritable_folder_is_an_error_before_the_work(tmp_path: Path, monkey
 
 
 def test_only_leftovers_of_atomic_write_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leftover made by atomic_write itself, killed; and names that are nearly of its shape."""
+    """The leftover comes from a killed atomic_write; other names are similar."""
     killed = (
         "import os, sys; from jaxret.storage.atomic import atomic_write\n"
         "with atomic_write(sys.argv[1]) as file: file.write('half'); file.flush(); os.kill(os.getpid(), 9)"
@@ -219,7 +219,7 @@ def test_only_leftovers_of_atomic_write_are_removed(tmp_path: Path, monkeypatch:
     (tmp_path / ".folder.0123456789abcdef01234567.tmp").mkdir()
     (tmp_path / ".link.0123456789abcdef01234567.tmp").symlink_to(tmp_path / "ids.txt")
     before = {p.name for p in tmp_path.iterdir()}
-    assert remove_leftovers(tmp_path, age=3600) == []  # somebody may be writing it
+    assert remove_leftovers(tmp_path, age=3600) == []  # another process may still write it
     os.utime(tmp_path / leftover, (0, time.time() - 3601))
     assert remove_leftovers(tmp_path, age=3600) == [leftover]
     (tmp_path / leftover).touch()

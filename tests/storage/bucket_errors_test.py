@@ -1,5 +1,5 @@
-"""Buckets that may not be written, servers that do not answer, and objects that are damaged or gone: real processes, a
-fake of GCS on loopback."""
+"""Buckets without the right to write, servers that do not answer, and damaged or missing objects: real processes, and a
+fake GCS on loopback."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_damaged_objects_are_named_and_a_copy_repairs_them(gcs: Server, tmp_path
 
 @pytest.mark.parametrize("mark", ["leases/shard", COPYING])
 def test_unused_objects_stay_while_a_job_writes(mark: str, gcs: Server) -> None:
-    """They may be those of a file that it has not named yet. Those that no job writes are deleted."""
+    """They may belong to a file that the job has not named yet. If no job writes, they are deleted."""
     folder = "gs://bucket/run"
     unused = f"data/{'1' * 16}-{'2' * 64}"
     files = {"files": {}, "sha256": sha256_json({})}
@@ -162,7 +162,7 @@ def test_unused_objects_stay_while_a_job_writes(mark: str, gcs: Server) -> None:
 @pytest.mark.slow
 def test_an_encoder_may_be_in_a_bucket(gcs: Server, tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    for path in encoder.iterdir():  # as other programs write it
+    for path in encoder.iterdir():  # like the files of other programs
         gcs[0].objects["bucket", f"models/tiny/{path.name}"] = 1, path.read_bytes()
     finish(start("train.py", gcs[1], *train_arguments(encoder, data, tmp_path / "local")))
     arguments = train_arguments("gs://bucket/models/tiny", data, tmp_path / "run")
@@ -230,14 +230,14 @@ def test_two_sources_are_not_mixed_by_copies_at_once(gcs: Server, tmp_path: Path
     assert set(files) == set(contents(tmp_path / "one"))
     assert not any("copying" in name for _, name in gcs[0].objects)
     finish(start("-c", gcs[1], COPY, str(tmp_path / "one"), "gs://bucket/run", str(tmp_path / "one")))
-    # Damage does not make it another run's.
+    # A copy with damage is still a copy of the same run.
     keys = {name: ("bucket", f"run/{parts[0]}") for name, (_, _, *parts) in files.items()}
     gcs[0].objects[keys["metrics.jsonl"]] = 1, b"0ne\n"
     del gcs[0].objects[keys["checkpoints/one/params"]]
     assert ": 2 copied" in jaxret(gcs[1], "copy", str(tmp_path / "one"), "gs://bucket/run", "--verify").stdout
     assert "has files of another source" in jaxret(gcs[1], "copy", str(tmp_path / "other"), "gs://bucket/run").stderr
     assert not any("copying" in name for _, name in gcs[0].objects)
-    # A damaged log is that of this very file alone; one that was continued repairs what else is damaged.
+    # A damaged log can only be an older copy of itself; if a log has new lines, the copy replaces other damage, too.
     files = json.loads(gcs[0].objects["bucket", "run/files.json"][1])["files"]
     keys = {name: ("bucket", f"run/{parts[0]}") for name, (_, _, *parts) in files.items()}
     log = gcs[0].objects.pop(keys["metrics.jsonl"])
@@ -254,7 +254,7 @@ def test_two_sources_are_not_mixed_by_copies_at_once(gcs: Server, tmp_path: Path
 
 @pytest.mark.slow
 def test_what_commands_write_beside_a_result_and_where(gcs: Server, tmp_path: Path) -> None:
-    """Addresses of the bucket, in results, in what is recorded and in events; and nothing is left over."""
+    """Addresses of the bucket are in results, in records and in events; and no object is left over."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     run = "gs://bucket/runs/tiny"
     for source, target in ((encoder, "gs://bucket/encoder"), (data, "gs://bucket/data")):
@@ -273,7 +273,7 @@ def test_what_commands_write_beside_a_result_and_where(gcs: Server, tmp_path: Pa
     assert {"mined/train.jsonl", "mined/train.jsonl.parents.json"} <= {name for _, name in gcs[0].objects}
     compared = jaxret(gcs[1], "compare", f"A={run}", f"B={run}")
     assert f"{run}/eval/data.test.json is in two systems" in compared.stderr
-    assert "belong" not in jaxret(gcs[1], "verify", run).stdout, "no object of no file"
+    assert "belong" not in jaxret(gcs[1], "verify", run).stdout, "every object belongs to a file"
     assert not jaxret(gcs[1], "copy", run, str(tmp_path / "back")).returncode
     assert json.loads((tmp_path / "back" / "config.json").read_text())["encoder"]["checkpoint"] == "gs://bucket/encoder"
     dataset = json.loads((tmp_path / "back" / "eval" / "data.test.json").read_text())["provenance"]["dataset"]
@@ -312,7 +312,7 @@ def test_an_interrupted_export_to_a_bucket_continues(gcs: Server, tmp_path: Path
 
 
 def test_results_beside_an_address_are_published(gcs: Server) -> None:
-    """Such as pictures, whose endings are added to the name. The cache is too small for any file."""
+    """For example pictures, whose suffixes are appended to the name. The cache is too small for any file."""
     script = """
 from jaxret.storage.working_copy import local_path, publish_all
 for ending in (".svg", ".png"):
@@ -344,7 +344,7 @@ def test_a_folder_that_a_console_made_is_no_file(gcs: Server, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_processes_of_one_job_encode_into_a_bucket(gcs: Server, tmp_path: Path) -> None:
-    """The hosts of a TPU slice: each has a copy of its own, and the shards are those of one process."""
+    """The processes of a TPU slice each have a working copy, and the shards equal those of one process."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     untrained_run(tmp_path / "run", encoder, data)
     assert jaxret(gcs[1], "copy", str(tmp_path / "run"), "gs://bucket/run").returncode == 0
@@ -373,8 +373,8 @@ def test_processes_of_one_job_encode_into_a_bucket(gcs: Server, tmp_path: Path) 
 
 
 def test_a_copy_on_a_disk_is_its_users_own(gcs: Server, tmp_path: Path) -> None:
-    """Its files may be changed, and the cache of this host has the bucket's bytes all the same; nor does a copy need
-    room in the cache."""
+    """If its files are changed, this host's cache still has the bucket's bytes; and a copy needs no room in the
+    cache."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "psgs.tsv").write_bytes(b"id\ttext\ttitle\n" + b"1\triver\tstone\n" * 200_000)
     environment = {**gcs[1], "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -383,14 +383,14 @@ def test_a_copy_on_a_disk_is_its_users_own(gcs: Server, tmp_path: Path) -> None:
     file = tmp_path / "copy" / "psgs.tsv"
     assert (file.stat().st_nlink, file.stat().st_mode & 0o777) == (1, 0o644)
     assert time.time() - file.stat().st_mtime < 600
-    assert not list((tmp_path / "cache").rglob("objects/*")), "nothing was fetched into the cache"
+    assert not list((tmp_path / "cache").rglob("objects/*")), "no object is cached"
 
     script = (
         "import sys; from jaxret.storage.working_copy import local_path; print(local_path(sys.argv[1]).stat().st_size)"
     )
     size = finish(start("-c", environment, script, "gs://bucket/data/psgs.tsv")).splitlines()[-1]
     (cached,) = [path for path in (tmp_path / "cache" / "jaxret" / "objects").iterdir() if path.name[0] != "."]
-    cached.chmod(0o644)  # control: somebody writes into the cache
+    cached.chmod(0o644)  # control: another program writes into the cache
     with open(cached, "ab") as written:
         written.write(b"mine")
     assert finish(start("-c", environment, script, "gs://bucket/data/psgs.tsv")).splitlines()[-1] == size
@@ -417,7 +417,7 @@ def get_config():
 
 @pytest.mark.slow
 def test_files_of_a_recipe_have_addresses(gcs: Server, tmp_path: Path) -> None:
-    """Its stages name the mined data in the bucket, not a deleted copy; so do the series of Prometheus."""
+    """Its stages name the mined data in the bucket, not a deleted copy; so do the labels for Prometheus."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     (tmp_path / "rec.py").write_text(RECIPE.replace("ENCODER", str(encoder)))
     words = ["recipe", f"--config={tmp_path}/rec.py", "--workdir=gs://bucket/rec", f"--config.data.train={data}"]

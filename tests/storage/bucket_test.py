@@ -1,5 +1,5 @@
-"""Objects of a bucket, and working copies of folders in it. TensorStore reads its endpoint once a process, so each test
-runs a script in a process of its own."""
+"""Objects of a bucket, and working copies of its folders. TensorStore reads its endpoint once per process, so each test
+runs a script in a new process."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ for copy in (one, two, three):
     copy.remove()
 """
     run_script(script, gcs[1])
-    assert len(gcs[0].objects) == 3, "the manifest and two files: nothing of what the refused job wrote"
+    assert len(gcs[0].objects) == 3, "the manifest and two files, but nothing from the refused job"
 
 
 RACE = """
@@ -149,7 +149,7 @@ print(json.dumps(won))
 
 
 def race(environment: dict[str, str], address: str, keys: int = 200, sums: int = 50) -> None:
-    """Two processes create the same keys, then count together; each key has one winner, and no count is lost."""
+    """Two processes create the same keys, then add to one sum; each key has one creator, and no addition is lost."""
     jobs = [start_script(RACE, environment, address, str(number), str(keys), str(sums)) for number in range(2)]
     won = [json.loads(finish(job)) for job in jobs]
     assert sorted(won[0] + won[1]) == list(range(keys))
@@ -187,7 +187,7 @@ def test_a_server_that_ignores_conditions_is_refused(tmp_path: Path) -> None:
 def test_a_lost_response_is_no_conflict(gcs: Server) -> None:
     lost: set[str] = set()
 
-    def lose(name: str) -> bool:  # the first answer to each write
+    def lose(name: str) -> bool:  # loses the first answer to each write
         return name not in lost and not lost.add(name)  # type: ignore[func-returns-value]
 
     gcs[0].lost = lose
@@ -244,7 +244,7 @@ def test_a_writer_that_is_killed_at_any_request_leaves_the_old_state_or_the_new(
         server.before = kill
         job.communicate(timeout=60)
         server.before = lambda count: None
-        killed = job.returncode == -signal.SIGKILL  # requests are sent together, so their number varies a little
+        killed = job.returncode == -signal.SIGKILL  # requests are sent in parallel, so their number varies slightly
         after = run_script(READER, environment, "gs://bucket/run").strip()
         assert after in ([before] if killed else []) + [f"{number + 1}"]
         states.add((killed, after == before))
@@ -278,7 +278,7 @@ print(hashlib.sha256((local_path("gs://bucket/run") / "large.bin").read_bytes())
     jobs = [start_script(fetch, environment) for _ in range(3)]
     assert len(set(map(finish, jobs))) == 1
     reads = [name for method, name in server.requests[first:] if method == "GET" and "data/" in name]
-    assert len(reads) == 2, "each object once for three processes"
+    assert len(reads) == 2, "each object is read once for three processes"
     key = next(key for key in server.objects if "data/" in key[1])
     generation, data = server.objects[key]
     server.objects[key] = generation, b"!" + data[1:]
@@ -380,7 +380,7 @@ def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -
     gcs[0].objects["bucket", "plain/corpus.jsonl"] = 1, b"text"
     assert "holds objects that jaxret has not written, such as corpus.jsonl" in copy(source, "gs://bucket/plain")
     assert "1 copied" in copy("gs://bucket/plain", tmp_path / "plain")
-    # What a job leaves that is killed before its first manifest.
+    # The objects of a job that was killed before its first manifest.
     for key in (f".probe-{'0' * 16}", f"data/{'1' * 16}-{'2' * 64}"):
         gcs[0].objects["bucket", f"killed/{key}"] = 1, b"text"
     assert ": 5 copied" in copy(source, "gs://bucket/killed")
@@ -389,7 +389,7 @@ def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -
 
 
 def test_few_parts_of_a_large_file_are_read_ahead(gcs: Server) -> None:
-    """A part has 32 MiB, and eight files are read at a time."""
+    """A part has 32 MiB, and eight files are read at the same time."""
     script = """
 from jaxret.storage.bucket import Bucket
 from jaxret.storage.bucket_folder import BucketFolder, StoredFile
@@ -472,7 +472,7 @@ assert sorted(folder.files()) == [f"corpus/{number:02}" for number in range(1, 4
     run_script(script, gcs[1], str(tmp_path / "file"))
     names = [name for _, name in gcs[0].requests]
     look = names[names.index("run/first") + 1 : names.index("run/second")]
-    assert len(look) == 2, "the list, and the manifest"
+    assert len(look) == 2, "the list and the manifest"
 
 
 def test_a_refresh_does_not_search_all_keys_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,7 +570,7 @@ for text in ("same", "same", "other"):
 
 
 def test_bytes_that_a_file_still_has_are_not_deleted(gcs: Server, tmp_path: Path) -> None:
-    """Of three files that are committed again, one is the same, one is renamed, and one is another."""
+    """Of three files that are committed again, one is unchanged, one is renamed, and one has new contents."""
     script = """
 from pathlib import Path
 from jaxret.storage.bucket_folder import BucketFolder
@@ -664,7 +664,7 @@ time.sleep(600)
     (living,) = (tmp_path / "jaxret" / "working").iterdir()
     jobs[1].kill()
     jobs[1].communicate()
-    assert living in copies, "of the process that lives"
+    assert living in copies, "the copy of the running process"
 
 
 def test_a_copy_that_cannot_be_published_stays_and_the_others_are_published(gcs: Server, tmp_path: Path) -> None:
@@ -799,7 +799,7 @@ assert writer.folder.files().keys() == {"new", "x/a.json", "x/vectors-0-of-1.npy
 
 
 def test_objects_of_a_job_that_ends_during_the_verification_stay(gcs: Server, tmp_path: Path) -> None:
-    """It names its objects and releases its lease after the objects were listed."""
+    """The job names its objects and releases its lease after the verification has listed the objects."""
     script = """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Servers of buckets on loopback, for tests. No address of another machine is contacted."""
+"""Servers of buckets on loopback, for tests. No other machine is contacted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.pipeline import REPOSITORY, command, environment, free_address
 from tests.storage.fake_gcs import FakeGcs
 
-# Clients look for credentials at addresses of the cloud unless they are told not to.
+# Without these, clients look for credentials at addresses of the cloud.
 LOOPBACK = {
     "GCE_METADATA_HOST": "127.0.0.1:9",
     "GCE_METADATA_ROOT": "127.0.0.1:9",
@@ -27,7 +27,7 @@ LOOPBACK = {
     "AWS_REGION": "us-east-1",
 }
 
-# One request at a time: moto compares and writes in two steps, so that threads of it let two jobs create one object.
+# One request at a time: moto compares and writes in two steps, so that with threads, two jobs could create one object.
 MOTO = """
 import sys
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -36,12 +36,12 @@ run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_bac
 """
 
 
-Server = tuple[FakeGcs, dict[str, str]]  # and the environment of its clients
+Server = tuple[FakeGcs, dict[str, str]]  # the server, and the environment of its clients
 
 
 @contextmanager
 def gcs_server() -> Iterator[Server]:
-    """Serve a fake of GCS with the bucket gs://bucket; yield it, and the environment of its clients."""
+    """Serve a fake GCS with the bucket gs://bucket; yield it, and the environment of its clients."""
     server = FakeGcs()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -55,7 +55,7 @@ def gcs_server() -> Iterator[Server]:
 def s3_server(kind: str, folder: Path) -> Iterator[dict[str, str]]:
     """Serve S3's API with the bucket s3://bucket; yield the environment of its clients.
 
-    kind: "moto", "weed" (SeaweedFS, which keeps files in `folder`) or "rclone". Skips the test where
+    kind: "moto", "weed" (SeaweedFS, which keeps files in `folder`) or "rclone". The test is skipped if
     JAXRET_BUCKETS_BIN, the folder of these programs, is not set.
     """
     programs = os.environ.get("JAXRET_BUCKETS_BIN")
@@ -101,7 +101,7 @@ def start(script: str, clients: dict[str, str], *arguments: str) -> subprocess.P
 
 
 def finish(job: subprocess.Popen[str]) -> str:
-    """Return the output of a script that `start` has started, which must succeed."""
+    """Return the output of a script from `start`, which must succeed."""
     output = job.communicate(timeout=480)[0]
     assert job.returncode == 0, output
     return output
@@ -112,7 +112,7 @@ def _free_port() -> int:
 
 
 def _wait_for(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Wait until somebody listens, and SeaweedFS has its bucket."""
+    """Wait until the server listens, and until SeaweedFS has its bucket."""
     for _ in range(600):
         assert server.poll() is None, log.read_text(errors="replace")[-2000:]
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

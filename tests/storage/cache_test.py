@@ -1,4 +1,4 @@
-"""The cache has bounds, and can be looked at and emptied."""
+"""The cache has limits, and can be listed and emptied."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_the_least_recently_used_entry_is_deleted_first(tmp_path: Path, monkeypa
     for number, name in enumerate(("b", "a", "d", "c")):
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (1_000 + number, 1_000 + number))
-    os.utime(tmp_path / "b", (5_000, 1_000))  # read since
+    os.utime(tmp_path / "b", (5_000, 1_000))  # it was read later
     assert [entry.path.name for entry in trim_cache(tmp_path, "compiled")] == ["a", "d"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
     assert trim_cache(tmp_path, "compiled") == []
 
 
 def folders(root: Path, days: dict[str, float]) -> None:
-    """Folders of 1,000 bytes, used so many days ago."""
+    """Create folders of 1,000 bytes which were used this many days ago."""
     for name, ago in days.items():
         (root / name).mkdir(parents=True)
         (root / name / "x.npy").write_bytes(bytes(1000))
@@ -62,7 +62,7 @@ def test_a_new_store_makes_room_in_the_cache_and_nowhere_else(tmp_path: Path, mo
     (kept,) = cache_entries(store_root())
     os.utime(kept.path, (1, 1))
     open_or_make_store(StoreOrigin("new", (tmp_path / "text",), {}), store_root(), make, said.append)
-    assert cache_entries(store_root())[0].last_use > 1, "opening is a use"
+    assert cache_entries(store_root())[0].last_use > 1, "opening a store counts as a use"
 
 
 def test_the_command_shows_and_deletes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A restored state equals the saved one on any mesh, or restoring is an error."""
+"""A restored state equals the saved one on any mesh, or restoring raises an error."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_round_trip_onto_another_mesh(tmp_path: Path) -> None:
         want = abstract(placed(HOST, fsdp, devices))
         with Checkpoints(tmp_path) as checkpoints:
             params, progress = checkpoints.restore(1, want, abstract(placed(PROGRESS, devices=devices)))
-            assert checkpoints.params_digest(1) == tree_digest(params), "without the progress, and whatever the mesh"
+            assert checkpoints.params_digest(1) == tree_digest(params), (
+                "the digest is the same without the progress, and on any mesh"
+            )
         assert same(params, HOST)
         assert same(progress, PROGRESS)
         assert jax.tree.map(lambda a, b: a.sharding == b.sharding, params, want) == jax.tree.map(lambda _: True, want)
@@ -93,14 +95,14 @@ def test_the_last_is_kept(tmp_path: Path) -> None:
 @pytest.mark.table
 @pytest.mark.parametrize(("less_is_better", "best"), [((), 4), (("nll", "RR@10"), 1)])
 def test_the_best_and_the_last_are_kept(less_is_better: tuple[str, ...], best: int, tmp_path: Path) -> None:
-    values = [0.1, 0.5, 0.3, 0.5, 0.2]  # the best value twice: the newer one stays
+    values = [0.1, 0.5, 0.3, 0.5, 0.2]  # the best value occurs twice: the newer one is kept
     with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:
         assert checkpoints.last() is checkpoints.best() is None
         for step, value in enumerate(values, 1):
             checkpoints.save(step, placed(HOST), placed(PROGRESS), {"RR@10": value, "nll": 1.0})
             checkpoints.wait()
             assert checkpoints.last() == step
-    with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:  # as another process sees it
+    with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:  # like another process
         assert (checkpoints.best(), checkpoints.last()) == (best, 5)
         params, _ = checkpoints.restore(best, abstract(placed(HOST)))
         assert same(params, HOST)
@@ -108,9 +110,9 @@ def test_the_best_and_the_last_are_kept(less_is_better: tuple[str, ...], best: i
 
 
 def test_values_of_two_metrics_are_never_compared(tmp_path: Path) -> None:
-    """From the first checkpoint on that another metric judges, those before are out, however good; also where a file of
-    before says nothing of a criterion. A process that opens the folder later finds the same."""
-    measured = [  # nll, average rank, by which, what is then best
+    """When another metric begins to select, all earlier checkpoints are out, however good they are; also if an old file
+    does not record the metric. A process that opens the folder later gets the same result."""
+    measured = [  # nll, average rank, the selecting metric, the best step then
         (0.2, 9.0, None, 1),
         (0.3, 8.0, "nll", 1),
         (0.1, 7.0, "nll", 3),
@@ -140,7 +142,8 @@ def test_values_measured_on_different_passages_are_never_compared(tmp_path: Path
 
 
 def test_a_flipped_byte_is_never_restored_silently(tmp_path: Path) -> None:
-    """In the largest file, a byte at a time: each time an error. Orbax alone would give other values."""
+    """Each of eight bytes of the largest file is flipped: each flip gives an error, where Orbax alone would return
+    other values."""
     saved(tmp_path)
     path = data_files(tmp_path / "1" / "params")[-1]
     whole = path.read_bytes()
@@ -154,7 +157,7 @@ def test_a_flipped_byte_is_never_restored_silently(tmp_path: Path) -> None:
             except CheckpointError as error:
                 messages.append(str(error))
             else:
-                assert same(params, HOST)  # a byte that no leaf is made from
+                assert same(params, HOST)  # no leaf depends on this byte
     assert len(messages) >= 4
     for message in messages:
         assert str(tmp_path / "1") in message
@@ -210,7 +213,7 @@ def test_digests_do_not_depend_on_the_mesh() -> None:
 
 
 def test_arrays_of_one_cpu_are_digested_without_a_program_or_a_copy() -> None:
-    """XLA held two arrays of a leaf's size for it, and its program was traced and loaded in each start."""
+    """XLA held two arrays of a leaf's size for the digest, and each start traced and loaded its program."""
     leaf = jax.device_put(np.arange(3 << 20, dtype=np.float32), jax.devices()[0])
     events: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: events.append(event))
@@ -258,7 +261,7 @@ def test_digests_on_a_mesh_depend_on_every_shard() -> None:
 
 @contextmanager
 def a_full_disk(limit: int = 2000) -> Iterator[None]:
-    """No file can grow beyond `limit` bytes."""
+    """Limit the size of files to `limit` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
@@ -268,7 +271,7 @@ def a_full_disk(limit: int = 2000) -> Iterator[None]:
 
 
 def save_and_step(opened: Checkpoints) -> None:
-    """Save like training: a save, then steps without one."""
+    """Save as in training: one save, then steps without a save."""
     opened.save(1, placed(HOST), placed(PROGRESS))
     end = time.monotonic() + 60
     while time.monotonic() < end:
@@ -296,7 +299,7 @@ def with_metrics(folder: Path, values: list[float]) -> Path:
 
 
 def test_superseded_checkpoints_are_deleted(tmp_path: Path) -> None:
-    """A process was killed between a save and the deletion of the checkpoints that it supersedes."""
+    """A process was killed after a save, before it deleted the superseded checkpoints."""
     with_metrics(tmp_path / "run", [0.5, 0.1])
     shutil.copytree(with_metrics(tmp_path / "other", [0.1, 0.2, 0.3]) / "3", tmp_path / "run" / "3")
     for name in ("4.orbax-checkpoint-tmp", ".unfinished"):
@@ -316,7 +319,7 @@ METADATA, METRICS = "1/_CHECKPOINT_METADATA", "1/metrics/metrics"
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        (METRICS, lambda text: text.replace("0.5", "0.4")),  # another would be best
+        (METRICS, lambda text: text.replace("0.5", "0.4")),  # another checkpoint would be the best
         (METRICS, lambda text: text.replace("RR@10", "RR@11")),
         (METRICS, lambda text: "[]"),
         (METRICS, lambda text: "{"),
@@ -364,14 +367,14 @@ def test_a_damaged_list_of_arrays_names_the_folder(file: str, tmp_path: Path) ->
     with Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(CheckpointError, match=r"/1 (is damaged|cannot be read)"):
             checkpoints.check(1)
-        if file == "manifest.ocdbt":  # the others hold what a reader of arrays has from the model
+        if file == "manifest.ocdbt":  # a reader of arrays has the contents of the other files from the model
             with pytest.raises(CheckpointError, match=r"/1 (is damaged|cannot be read)"):
                 checkpoints.restore(1, abstract(placed(HOST)))
 
 
 @pytest.mark.exhaustive
 def test_a_kill_while_a_superseded_checkpoint_is_deleted(tmp_path: Path) -> None:
-    """At each file: what is left is not a checkpoint, and the next writer removes it."""
+    """It is killed at each file: the rest is not a checkpoint, and the next writer removes it."""
     program = (
         "import os, sys; from jaxret.storage.checkpoint import Checkpoints; unlink, n = os.unlink, 0\n"
         "def killed(*a, **k):\n    global n; n += 1\n    unlink(*a, **k); n == int(sys.argv[2]) and os._exit(9)\n"
@@ -395,7 +398,7 @@ NAMES = ["run[1]", "seed=[1,2]", "a*b", "a?b", "[!a]", "two\nlines", "{0}", "x" 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
-    """Also beside a folder that the name, taken for a pattern, matches."""
+    """Even if there is a sibling folder which the name would match as a pattern."""
     sibling = name.translate({ord("*"): "x", ord("?"): "x"}).replace("[1]", "1")
     for folder in dict.fromkeys((sibling, name)):
         saved(tmp_path / folder / "checkpoints", steps=2)
@@ -424,7 +427,7 @@ def test_a_message_has_the_path_that_the_user_gave(tmp_path: Path) -> None:
 def test_a_save_is_read_back_before_the_one_before_is_deleted(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Orbax says that it has saved, but a file is missing."""
+    """Orbax reports a completed save, but a file is missing."""
     with_metrics(tmp_path, [0.5])
     wait = ocp.training.Checkpointer.wait
 
@@ -448,7 +451,7 @@ def test_a_save_is_read_back_before_the_one_before_is_deleted(
 
 
 def test_a_checkpoint_is_flushed_before_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every file that Orbax and TensorStore wrote, and of every folder; control: some were not, before."""
+    """Every file of Orbax and TensorStore, and every folder, is flushed. Control: some were not flushed by them."""
     fsync, rename, flushed = os.fsync, os.rename, set()
     events: list[tuple[str, set[int], set[int]]] = []
 
@@ -472,7 +475,7 @@ def test_a_checkpoint_is_flushed_before_its_rename(tmp_path: Path, monkeypatch: 
     assert tmp_path.stat().st_ino in flushed
 
 
-LEAKED = 100_000  # bytes a save or a reading may leave: half of it is TensorStore's (docs/upstream.md)
+LEAKED = 100_000  # bytes that a save or a restore may leave: half of it is TensorStore's (docs/upstream.md)
 
 
 def require_no_growth(before: tuple[int, int, int], times: int, what: str) -> None:
@@ -484,7 +487,7 @@ def require_no_growth(before: tuple[int, int, int], times: int, what: str) -> No
 
 
 def saves_and_restores(folder: Path, count: int) -> None:
-    """Save that often in one process, and open and read that often."""
+    """Save `count` times in one process, then open and restore `count` times."""
     params, progress = placed(HOST, devices=1), placed(PROGRESS, devices=1)
     warm, before = count // 2, (0, 0, 0)  # pools of threads grow at the beginning, more slowly on a busy machine
     with Checkpoints(folder) as checkpoints:
@@ -519,7 +522,7 @@ def test_saving_500_times_leaves_no_descriptor_thread_or_memory(tmp_path: Path) 
 
 
 def test_a_damaged_newest_checkpoint_is_not_among_those_of_a_writer(tmp_path: Path) -> None:
-    """Its metadata is empty, as after a power cut. A reader refuses; who trains goes on from the one before."""
+    """Its metadata is empty, as after a power cut. A reader refuses it; training resumes from the checkpoint before."""
     with_metrics(tmp_path, [0.5, 0.1])
     (tmp_path / "2" / "_CHECKPOINT_METADATA").write_text("")
     with pytest.raises(CheckpointError, match="/2 is damaged"):

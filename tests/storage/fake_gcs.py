@@ -1,4 +1,4 @@
-"""The part of Google Cloud Storage's JSON API that TensorStore uses, with its preconditions, in memory.
+"""An in-memory fake of Google Cloud Storage's JSON API: the part that TensorStore uses, with its preconditions.
 
 `python fake_gcs.py PORT` serves it on loopback.
 """
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-PAGE = 1000  # objects of a list
+PAGE = 1000  # objects per list
 
 
 class FakeGcs(ThreadingHTTPServer):
-    """Objects of all buckets: name -> generation and bytes."""
+    """A server with the objects of all buckets: name -> generation and bytes."""
 
     request_queue_size = 128
     daemon_threads = True
@@ -29,14 +29,14 @@ class FakeGcs(ThreadingHTTPServer):
         self.generation = 1000
         self.lock = threading.Lock()
         self.requests: list[tuple[str, str]] = []  # method, and name of the object or prefix of the list
-        self.lost: Callable[[str], bool] = lambda name: False  # whether the answer to a write of a name is lost
+        self.lost: Callable[[str], bool] = lambda name: False  # returns whether the answer to a write is lost
         self.read_only = False
         self.delay = 0.0  # seconds before each answer
-        self.at_once = self.most_at_once = 0  # requests
+        self.at_once = self.most_at_once = 0  # requests at the same time
         self.before: Callable[[int], None] = lambda number: None  # called with the number of each request
 
     def handle_error(self, *_: object) -> None:
-        """A client was killed."""
+        """Ignore errors of killed clients."""
 
     @property
     def url(self) -> str:
@@ -45,7 +45,7 @@ class FakeGcs(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is one packet, without waiting for another: else each takes 40 ms
+    wbufsize = -1  # each answer is one packet, which is sent at once: otherwise it takes 40 ms
     disable_nagle_algorithm = True
     server: FakeGcs
 
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _lose(self, *_: object) -> None:
-        """Close the connection instead of an answer."""
+        """Close the connection without an answer."""
         self.close_connection = True
 
     def _handle(self) -> None:

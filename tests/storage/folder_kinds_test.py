@@ -1,4 +1,4 @@
-"""A command that makes a folder leaves one of another kind as it is."""
+"""A command that writes a folder does not change one of another kind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MARKS = {
 
 
 def mark(folder: Path, kind: str) -> Path:
-    """Return a folder, made of a kind."""
+    """Create a folder of a kind, and return it."""
     (folder / MARKS[kind]).parent.mkdir(parents=True, exist_ok=True)
     (folder / MARKS[kind]).write_text("{}")
     return folder
@@ -57,7 +57,7 @@ def mark(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", MARKS)
 def test_a_folder_of_another_kind_is_refused(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "it[1]"
-    require_folder_kind(folder, kind)  # one that is not there, and one that is empty
+    require_folder_kind(folder, kind)  # a missing folder, and an empty one
     (folder / MARKS[kind]).parent.mkdir(parents=True)
     require_folder_kind(folder, kind)
     mark(folder, kind)
@@ -80,7 +80,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-MAKERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {  # what it makes, and how
+MAKERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {  # the kind of folder, and a call that writes it
     "train": (RUN, lambda root, it: train(tiny_config(root / "encoder", root / "data"), it, progress=False)),
     "data build": (DATA_SET, lambda root, it: build_data_set(DataSource.open(root / "data"), it, "1.0.0")),
     "data convert": ("", lambda root, it: convert_data(DataSource.open(root / "data"), it, "dpr")),
@@ -136,7 +136,7 @@ def write_files(folder: Path, files: dict[str, str]) -> str:
 OPENED = {"contract.json": "c", "config.json": "one", "checkpoints/0/x": "0"}
 TRAINED = OPENED | {"metrics.jsonl": "a\nb\n", "checkpoints/4/x": "4"}
 SWEPT = {"sweep.json": "s", "t=1/run/metrics.jsonl": "a\n", "t=1/run/contract.json": "c"}
-OTHERS = {  # (source, destination, a file that both have and that is another's)
+OTHERS = {  # (source, destination, a file of both by which they are different)
     "trained": (TRAINED, TRAINED | {"metrics.jsonl": "x\nb\n", "checkpoints/8/x": "8"}, "metrics.jsonl"),
     "opened": (OPENED, OPENED | {"config.json": "two"}, "config.json"),
     "trained over opened": (TRAINED, OPENED | {"config.json": "two"}, "config.json"),
@@ -188,8 +188,8 @@ def test_copies_of_two_data_sets_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=refusal):
         copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))
     assert contents(tmp_path / "copy") == before
-    write_files(tmp_path / "one", {"qrels/dev.tsv": "new"})  # nothing of the other one would stay
+    write_files(tmp_path / "one", {"qrels/dev.tsv": "new"})  # no file of the other folder would remain
     copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))
     assert contents(tmp_path / "copy") == contents(tmp_path / "one")
-    (tmp_path / "one" / "qrels" / "dev.tsv").unlink()  # nothing differs
+    (tmp_path / "one" / "qrels" / "dev.tsv").unlink()  # the folders are equal
     copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))

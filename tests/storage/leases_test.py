@@ -1,4 +1,4 @@
-"""Pieces of work have one owner at a time, whatever is killed, stopped or woken up."""
+"""Pieces of work have one owner at a time, whichever process is killed, stopped or resumed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def leases(tmp_path: Path) -> Iterator[Leases]:
 
 @pytest.fixture
 def others(tmp_path: Path) -> Iterator[Leases]:
-    """Another job's, as this one sees it: an owner is what a file says."""
+    """Leases of another job: the owner file alone decides who owns one."""
     with Leases(tmp_path / "shared") as actual:
         yield actual
 
 
 def say(lease: Lease, silent: float = 0, **owner: Any) -> None:
-    """Has a lease owned by another process, which touched it so many seconds ago."""
+    """Give a lease to another process, which renewed it this many seconds ago."""
     file = lease.work / "owner.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | owner))
     os.utime(file, (file.stat().st_mtime - silent,) * 2)
@@ -98,7 +98,7 @@ def test_one_of_many_jobs_gets_a_lease(tmp_path: Path) -> None:
 
 
 def test_the_first_published_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by a job that looked before the file was there, and had the lease after that."""
+    """Even by a job that checked before the file existed, and got the lease afterwards."""
     claim = Leases.claim
     seen: list[Leases] = []
 
@@ -118,7 +118,7 @@ def test_the_first_published_file_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("ahead", [-1, 1])
 def test_a_lease_without_renewal_expires(ahead: int, leases: Leases, others: Leases) -> None:
-    """By the clock of the disk; 1: one that was set back after the last touch."""
+    """By the clock of the disk. ahead=1: the clock was set back after the last renewal."""
     lease = claimed(others)
     say(lease, -ahead * (leases.bound - 20), **FAR)
     assert leases.claim("a") is None
@@ -130,7 +130,8 @@ def test_a_lease_without_renewal_expires(ahead: int, leases: Leases, others: Lea
 
 
 def test_the_owner_sets_the_duration_of_its_lease(leases: Leases, others: Leases) -> None:
-    """Who beats seldom is not robbed by who would not wait as long; nor does who waits for long wait for others."""
+    """A job that renews rarely does not lose its lease to an impatient one, and a patient job does not wait longer than
+    the owner's duration."""
     lease = claimed(others)
     say(lease, leases.bound + 20, **FAR, bound=leases.bound + 40)
     assert leases.claim("a") is None
@@ -156,7 +157,8 @@ def test_a_dead_process_of_this_host_is_taken_over_at_once(
 
 
 def test_boot_ids_distinguish_hosts_of_the_same_name(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes have the same numbers, and it was started at another time; nothing says that they are gone."""
+    """The other host uses the same process numbers, and was booted at another time; it is unknown whether its processes
+    have ended."""
     read = Path.read_text
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda path, *_, **__: "boot" if path.name == "boot_id" else read(path))
@@ -169,7 +171,7 @@ def test_boot_ids_distinguish_hosts_of_the_same_name(leases: Leases, monkeypatch
 
 
 def test_a_lease_without_owner_expires(leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]) -> None:
-    """A lease that was only half removed, for example. Why others wait is said once."""
+    """For example, a lease that was only half removed. The reason for waiting is printed once."""
     lease = claimed(others)
     assert leases.claim("a") is None
     assert capsys.readouterr().err == ""
@@ -188,7 +190,7 @@ def test_a_lease_without_owner_expires(leases: Leases, others: Leases, capsys: p
 def test_waiting_for_a_silent_owner_is_explained(
     leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a power cut, for example: the process may be one of another boot, and of another host of that name."""
+    """For example, after a power cut: the process may belong to another boot, or to another host of the same name."""
     lease = claimed(others)
     say(lease, 50, numbers="another boot", process=7)
     assert leases.claim("a") is None
@@ -203,9 +205,9 @@ def test_waiting_for_a_silent_owner_is_explained(
 def test_directories_removed_meanwhile_are_made_again(
     when: str, leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the job that completes the folder, while another is about to have a lease."""
+    """The job that completes the folder removes them while another job gets a lease."""
     claimed(others, "b")
-    had = claimed(others) if when == "utime" else None  # then the time is asked for
+    had = claimed(others) if when == "utime" else None  # the time of an existing lease is read
     act = getattr(os, when)
 
     def after_clearing(path: Any, *rest: Any, **more: Any) -> None:
@@ -231,7 +233,8 @@ def test_an_owner_without_a_duration_expires(text: str, leases: Leases, others: 
 
 
 def test_a_job_that_lost_its_lease_publishes_nothing(leases: Leases, others: Leases, tmp_path: Path) -> None:
-    """Neither before the new owner has published, nor after; neither what was begun before, nor what is begun now."""
+    """It publishes neither before the new owner has published, nor after; neither what it had begun, nor anything
+    new."""
     for name in "abc":
         lease = claimed(others, name)
         say(lease, 2 * leases.bound, **FAR)
@@ -265,7 +268,7 @@ def test_other_errors_are_raised(leases: Leases) -> None:
     with Leases(leases.folder) as others:
         assert others.claim("a")
         assert lease.publish(lambda: fail(errno.ESTALE)) is False
-        assert lease.publish(lambda: fail(errno.ENOSPC)) is False  # it is not even begun
+        assert lease.publish(lambda: fail(errno.ENOSPC)) is False  # it is not even called
 
 
 def test_a_failed_takeover_is_an_error(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +295,7 @@ def test_a_living_job_renews_its_leases(tmp_path: Path) -> None:
 
 
 def test_nothing_remains_without_published_files(tmp_path: Path) -> None:
-    """Nothing, not even the folder, unless something was written."""
+    """Not even the folder exists unless something was published."""
     folder = tmp_path / "new"
     with Leases(folder) as leases:
         assert not folder.exists()
@@ -306,12 +309,12 @@ def test_nothing_remains_without_published_files(tmp_path: Path) -> None:
         theirs, ours = claimed(others), claimed(leases, "b")
         leases.clear()
         assert (theirs.held, ours.held) == (False, True)
-        assert others.claim("c") or others.claim("c")  # what it had ready may have been cleared away too
+        assert others.claim("c") or others.claim("c")  # the directory it had prepared may be removed, too
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
 def test_leftovers_of_dead_jobs_are_removed_at_the_end(tmp_path: Path) -> None:
-    """Leases, a prepared directory, and unfinished ones; what a living job has stays."""
+    """Leases, a prepared directory, and unfinished ones are removed; those of a running job stay."""
     script = """if True:
         import os, sys
         from pathlib import Path
@@ -322,7 +325,7 @@ def test_leftovers_of_dead_jobs_are_removed_at_the_end(tmp_path: Path) -> None:
         os._exit(0)
     """
     subprocess.run([sys.executable, "-c", script, tmp_path], env=environment(), cwd=REPOSITORY, check=True)
-    for unfinished in ("owner.json", "0123456789abcdef/owner.json"):  # of a deletion, and of a preparation
+    for unfinished in ("owner.json", "0123456789abcdef/owner.json"):  # from a deletion, and from a preparation
         file = tmp_path / f".lease.{len(unfinished)}.unfinished" / unfinished
         file.parent.mkdir(parents=True)
         file.touch()
@@ -333,12 +336,12 @@ def test_leftovers_of_dead_jobs_are_removed_at_the_end(tmp_path: Path) -> None:
         with Leases(tmp_path):
             pass
         assert theirs.held
-        assert living.claim("part-2"), "what it has prepared is still there"
+        assert living.claim("part-2"), "its prepared directory still exists"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_removed_folder_is_not_made_again(leases: Leases) -> None:
-    """Is not made again, neither by what is published nor by the next lease."""
+    """Neither publishing nor the next lease creates it again."""
     lease = claimed(leases)
     shutil.rmtree(leases.folder)
     assert not write(leases.folder / "file", lease)
@@ -381,7 +384,7 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
         leases.claim("a")
 
 
-# Publishes every piece that nobody has, each after a while, and notes which it has published.
+# A job that publishes every piece without an owner, each after a while, and records its pieces.
 JOB = """
 import sys, time
 from pathlib import Path
@@ -411,7 +414,7 @@ with Leases(folder, bound=0.5) as leases:
 
 
 def test_jobs_that_are_killed_and_stopped_at_random(tmp_path: Path) -> None:
-    """Each piece is there in the end and was published once: by a job that may have been killed before it said so."""
+    """In the end, each piece exists and was published once; its job may have been killed before it recorded this."""
     random, pieces = np.random.default_rng(0), 60
 
     def start(name: str) -> subprocess.Popen[bytes]:
@@ -441,7 +444,7 @@ def test_jobs_that_are_killed_and_stopped_at_random(tmp_path: Path) -> None:
 
 
 def test_long_leases_are_renewed(tmp_path: Path) -> None:
-    """Longer than a thread can wait; what touches the leases of a job does not end by an error."""
+    """Even if the duration is longer than a thread can wait, the renewal does not end by an error."""
     with Leases(tmp_path, 1e30) as leases:
         leases.claim("x")
         leases._renewal.join(0.1)

@@ -1,4 +1,4 @@
-"""Arrays that are mapped: by several threads, and from damaged files."""
+"""Mapped arrays: opened by several threads, and from damaged files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxret.storage.mapped_array import map_array
 
 
 def test_one_thread_reads_a_header_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure of Python 3.11 comes once in thousands of headers. So this counts the threads in np.load."""
+    """Python 3.11 fails once in thousands of headers, so the test counts the threads in np.load."""
     np.save(tmp_path / "a.npy", np.arange(3))
     load, reading, most = np.load, [], []
 

@@ -1,4 +1,4 @@
-"""A folder on a mounted bucket is recognized by the table of mounts."""
+"""A folder on a mounted bucket is recognized in the table of mounts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_innermost_mount_decides(tmp_path: Path) -> None:
     assert mounted_bucket(tmp_path / "a bucket" / "runs" / "mlr", mounts) == "gcsfuse"
     for folder in ("a bucket/disk/mlr", "a bucket2", "."):
         assert not mounted_bucket(tmp_path / folder, mounts)
-    assert not mounted_bucket(tmp_path, tmp_path / "none"), "a system without such a table"
+    assert not mounted_bucket(tmp_path, tmp_path / "none"), "a system without this table"
 
 
 def test_a_job_warns_before_it_writes(

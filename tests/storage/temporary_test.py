@@ -1,4 +1,4 @@
-"""A temporary folder goes with its owner, and with nobody else."""
+"""A temporary folder is deleted with its owner, and only then."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ def test_a_temporary_folder_goes_with_its_owner_and_not_with_a_forked_child(tmp_
     after_fork, after_deletion, path = done.stdout.splitlines()
     assert (after_fork, after_deletion) == ("True", "False")
     assert path.startswith(str(tmp_path))
-    assert list(tmp_path.iterdir()) == [], "the end of the process"
+    assert list(tmp_path.iterdir()) == [], "deleted at the end of the process"

@@ -1,4 +1,4 @@
-"""A folder is there whole or not at all."""
+"""A folder is complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Leftovers of killed writers are removed by the next writer of the same path, and by nobody while it is written."""
+"""Leftovers of killed writers are removed by the next writer of the same path, but never while a process writes
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.pipeline import environment
 
 
 def left_over(path: Path, folder: bool = False, age: float = 3600.0) -> Path:
-    """Something unfinished, as a writer of `path` on another machine left it so many seconds ago."""
+    """Create a leftover for `path`, as a writer on another machine would have left it `age` seconds ago."""
     temporary = path.with_name(f".{path.name}.{os.urandom(12).hex()}.tmp")
     if folder:
         temporary.mkdir()
@@ -52,11 +53,11 @@ with (new_folder if sys.argv[2] == "True" else atomic_write)(Path(sys.argv[1])):
 @pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="needs /proc")
 @pytest.mark.parametrize("folder", [False, True])
 def test_leftovers_of_a_process_that_has_ended_are_removed_at_once(folder: bool, tmp_path: Path) -> None:
-    """Also where what it was to write is there meanwhile."""
+    """Also if the final path exists now."""
     path = tmp_path / "out"
     subprocess.run([sys.executable, "-c", KILLED, str(path), str(folder)], env=environment(), check=False)
     assert len([*tmp_path.iterdir()]) == 1
-    writing = temporary_path(path)  # of this process, which lives
+    writing = temporary_path(path)  # of this process, which is running
     writing.mkdir() if folder else writing.touch()
     if folder:
         path.mkdir()
@@ -76,7 +77,7 @@ def test_files_being_written_are_kept(folder: bool, tmp_path: Path) -> None:
     descriptor = os.open(writing, os.O_RDONLY)
     lock(descriptor)
     assert sweep(tmp_path / "out") == []
-    os.close(descriptor)  # as the death of its writer does
+    os.close(descriptor)  # like the death of its writer
     assert sweep(tmp_path / "out") == [writing.name]
 
 
@@ -99,7 +100,7 @@ def test_without_locks_only_files_older_than_a_day_are_removed(
 
 @pytest.mark.slow
 def test_concurrent_writers_remove_no_files_of_each_other(tmp_path: Path) -> None:
-    """Writers of one path at once: each of them ends, and nothing unfinished is left."""
+    """Several writers of one path at the same time all succeed, and no leftovers remain."""
     left_over(tmp_path / "file")
     left_over(tmp_path / "out", folder=True)
     with atomic_write(tmp_path / "file") as one:
