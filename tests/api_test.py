@@ -377,7 +377,7 @@ WRONG_ARGUMENTS = {
     "R.from_model(run, title_separator=None)": "title_separator is None; it must be a text",
     "R.from_model(run, download='yes')": "download is 'yes'; it must be True or False",
     "R.train(3, run)": "config is 3; it must be a name, a path or a ConfigDict",
-    "R.train(ConfigDict({'a': 1}), run)": "config lacks keys, such as data, encode, encoder: change the "
+    "R.train(ConfigDict({'a': 1}), run)": "this config lacks keys, such as data, encode, encoder: change the "
     "result of jaxret.configs.load_config(NAME)",
     "R.train('mlr', None)": "workdir is None; it must be a path",
     "R.train('mlr', run, 5)": 'changes is 5; it must be a dict of keys and values, such as {"train.steps": 10}',

@@ -18,7 +18,7 @@ from jaxret.api.arguments import (
     require_path,
     whole_number,
 )
-from jaxret.configs import change_config, load_config
+from jaxret.configs import change_config, load_config, require_complete
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
@@ -162,13 +162,9 @@ class Retriever:
             require_kind("a key of changes", key, str, "a text")
         require_flag("progress", progress)
         require_kind("callback", callback, Callable | None, "a function of a step and metrics")
-        if isinstance(config, ConfigDict) and (missing_keys := sorted(set(load_config("base")) - set(config))):
-            keys = ", ".join(missing_keys[:3])
-            raise ValueError(
-                f"config lacks keys, such as {keys}: change the result of jaxret.configs.load_config(NAME)"
-            )
         name = "this config" if isinstance(config, ConfigDict) else os.fspath(config)
         given_config = config if isinstance(config, ConfigDict) else load_config(name)
+        require_complete(given_config, name)
         settings = change_config(given_config, changes or {}, name)
         train(settings, Path(workdir), progress, explicit_keys=changes or {}, callback=callback).require_finished()
         return cls.open(workdir)

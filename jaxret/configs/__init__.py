@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
-from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
+from jaxret.configs.base import get_config as get_base
 from jaxret.configs.synonyms import suggest_name
 
 FOLDER = Path(__file__).parent
@@ -51,44 +53,79 @@ def find_config(config: str) -> str:
 
 
 def load_config(config: str) -> ConfigDict:
-    """Return the config that `find_config` locates, locked: an unknown key is an error. Raises ValueError for any
-    error in the file."""
+    """Return the config that `find_config` locates, locked: a key that configs/base.py does not have is an error.
+    Raises ValueError for any error in the file."""
     path, colon, suffix = find_config(config).partition(":")
     name = config.partition(":")[0]
-    try:
-        with warnings.catch_warnings():
-            # ml_collections causes this warning; where warnings are errors, it would look like an error in the file.
-            warnings.filterwarnings("ignore", message="the load_module", category=DeprecationWarning)
-            return ConfigFileFlagParser("config").parse(f"{path}{colon}{suffix}")
-    except Exception as error:  # the file may raise anything
-        message = re.sub(r"^[A-Za-z]+Error: ", "", _describe(error).splitlines()[-1])
-        if re.search(r"get_config\(\) takes 0 positional arguments", message):
-            message = f"{name} takes no suffix: remove {colon + suffix!r}"
-        raise ValueError(message if path in message or name in message else f"--config={config}: {message}") from error
+    with _errors_of(config, path):
+        module = _load_module(path)
+        if not hasattr(module, "get_config"):
+            raise ValueError(f"{name} has no function get_config(), which returns the config")
+        if colon and not inspect.signature(module.get_config).parameters:
+            raise ValueError(f"{name} takes no suffix: remove {colon + suffix!r}")
+        result = module.get_config(suffix) if colon else module.get_config()
+        if not isinstance(result, ConfigDict):
+            raise ValueError(f"get_config() of {name} returns {result!r}; end it with return config (a ConfigDict)")
+        require_complete(result, name)
+    return result.lock()
 
 
 def load_stages(config: str) -> list[Any]:
     """Return the stages of `jaxret recipe` from a config's `stages` function. Raises ValueError if there is none."""
     path, colon, suffix = find_config(config).partition(":")
-    spec = spec_from_file_location("stages_of_a_config", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
+    with _errors_of(config, path):
+        module = _load_module(path)
         if hasattr(module, "stages"):
             # A function `stages` without a parameter returns the same stages for every suffix.
             takes = inspect.signature(module.stages).parameters
             return list(module.stages(suffix) if colon and takes else module.stages())
-    except Exception as error:  # the file may raise anything
-        raise ValueError(f"--config={config}: {path}: {_describe(error)}") from error
     raise ValueError(f"--config={config}: {path} has no function stages() (docs/mining.md describes it)")
+
+
+def _load_module(path: str) -> ModuleType:
+    """Return the module of a config file."""
+    spec = spec_from_file_location("module_of_a_config", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _errors_of(config: str, path: str) -> Iterator[None]:
+    """Raise ValueError for any error in a config file, with the last line of the file that led to it."""
+    try:
+        yield
+    except Exception as error:  # the file may raise anything
+        message = _describe(error)
+        if path in message or config.partition(":")[0] in message:
+            raise ValueError(message) from error
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == path]
+        place = f"line {lines[-1]}: " if lines else ""
+        raise ValueError(f"--config={config}: {place}{message}") from error
 
 
 def _describe(error: Exception) -> str:
     """Return the message of an error, or its class if the message is empty, as after an assert statement without a
     text."""
-    return str(error).strip() or type(error).__name__
+    message = str(error).strip() or type(error).__name__
+    if match := re.match(r"Could not override field '(\w+)' .*?\. (.*) is of original type <class '(\w+)'>", message):
+        value = repr(match[2]) if match[3] == "str" else match[2]
+        return f"{match[1]} cannot be {value}: it must be {_describe_kind(message)}"
+    return message
+
+
+def _describe_kind(message: str) -> str:
+    """Return the kind of value that ml_collections expects, from its message of a value of another type."""
+    kind = message.rpartition("to type <class '")[2].partition("'")[0]
+    return {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "True or False",
+        "str": "a text",
+        "tuple": "a tuple, such as (1, 2)",
+    }.get(kind, kind)
 
 
 def change_config(config: ConfigDict, changes: Mapping[str, Any], source: str) -> ConfigDict:
@@ -100,8 +137,20 @@ def change_config(config: ConfigDict, changes: Mapping[str, Any], source: str) -
         try:
             result.update_from_flattened_dict({key: value})
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{key} cannot be {value!r}: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"{key} cannot be {value!r}: it must be {_describe_kind(str(error))}") from error
     return result
+
+
+def require_complete(config: ConfigDict, source: str) -> None:
+    """Raise ValueError unless a config has the keys of configs/base.py, and no others. `source` is its name."""
+    keys, valid_keys = set(all_keys(config)), list(all_keys(get_base()))
+    if missing_keys := sorted({key.partition(".")[0] for key in valid_keys} - set(config)) or sorted({*valid_keys} - keys):
+        raise ValueError(
+            f"{source} lacks keys, such as {', '.join(missing_keys[:3])}: change the result of "
+            "jaxret.configs.load_config(NAME)"
+        )
+    if unknown_keys := sorted(keys - {*valid_keys}):
+        raise ValueError(f"{source} has a key that does not exist, {unknown_keys[0]}{suggest_name(unknown_keys[0], valid_keys)}")
 
 
 def require_keys(config: ConfigDict, keys: Iterable[str], source: str, prefix: str = "") -> None:

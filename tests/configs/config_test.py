@@ -430,3 +430,36 @@ def test_a_config_file_that_raises_an_error_without_a_message(load: Any, tmp_pat
     path.write_text("assert False\n")
     with pytest.raises(ValueError, match=r"--config=.*mine.py: .*AssertionError"):
         load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.train.batchsize = 64", "mine.py has a key that does not exist, train.batchsize; did you mean train.batch_size?"),
+        ("config.lose = 1", "mine.py has a key that does not exist, lose"),
+        ("config.loss = ConfigDict()", "mine.py lacks keys, such as loss.annealing_floor, "),
+        ('config.train.batch_size = "64"', "mine.py: line 4: batch_size cannot be '64': it must be a whole number"),
+        ("config.train.batch_size = 32.5", "mine.py: line 4: batch_size cannot be 32.5: it must be a whole number"),
+        ('config.lora.targets = "query"', "mine.py: line 4: targets cannot be 'query': it must be a tuple, such as (1, 2)"),
+        ("config.train.steps = missing", "mine.py: line 4: name 'missing' is not defined"),
+        ("open('nothing.json')", "mine.py: line 4: [Errno 2] No such file or directory: 'nothing.json'"),
+        ("return", "mine.py returns None; end it with return config"),
+        ("config.train.steps = 6x4", "(mine.py, line 4)"),
+    ],
+)
+def test_a_mistake_in_a_config_file_names_the_key_or_the_line(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    lines = ("from jaxret.configs.base import ConfigDict, get_config as base", "def get_config():", "    config = base()")
+    path.write_text("\n".join((*lines, f"    {line}", "    return config")))
+    with pytest.raises(ValueError, match=r"mine\.py") as caught:
+        load_config(str(path))
+    assert message in str(caught.value)
+    path.write_text("\n".join((*lines, "    config.train.batch_size = 64", "    return config")))  # control
+    assert load_config(str(path)).train.batch_size == 64
+
+
+def test_a_config_file_without_its_function(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("config = None\n")
+    with pytest.raises(ValueError, match=r"mine\.py has no function get_config"):
+        load_config(str(path))
