@@ -1,5 +1,5 @@
 # jaxret: `make` lists the targets. Everything installs into $(VENV) from the lock files, with hashes.
-#   make test PYTHON=python3.12     another Python, in an environment of its own (.venv-python3.12)
+#   make test PYTHON=python3.12     another Python, in another environment (.venv-python3.12)
 #   make test ARGS="-k tokenizer"   arguments for pytest
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ UPGRADE ?=
 
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip -qq --disable-pip-version-check install
-# In the files' own order: the long ones come early, and the last file leaves no process idle for minutes.
+# conftest.py orders the files: the long ones come early, so that the last file leaves no process idle for minutes.
 PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -25,19 +25,19 @@ demo: $(VENV)/.ready ## train, encode, search and evaluate on the built-in text:
 test: $(VENV)/.ready-dev ## the test suite, in at most ten minutes on two cores
 	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
 
-test-slow: $(VENV)/.ready-dev ## what takes seconds each: training runs, several processes, other cases of tables
+test-slow: $(VENV)/.ready-dev ## the tests of some seconds each: training runs, several processes, other cases of tables
 	$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
-test-exhaustive: $(VENV)/.ready-dev ## what is long: every family and encoder; every recipe; two hosts; every fault
+test-exhaustive: $(VENV)/.ready-dev ## the long tests: every family and encoder; every recipe; two hosts; every fault
 	$(PYTEST) -m exhaustive --dist load $(ARGS)
 
-test-faults: $(VENV)/.ready-dev ## what must not lose anything: kills, flips, full disks, ...; a table of each
+test-faults: $(VENV)/.ready-dev ## the tests that nothing is lost after kills, flipped bits, full disks, ...; prints a table
 	$(PYTEST) -m faults --dist load $(ARGS)
 
-fuzz: $(VENV)/.ready-dev ## generated files and texts, many and new ones each time (JAXRET_FUZZ=few: those of make test)
+fuzz: $(VENV)/.ready-dev ## many new generated files and texts (JAXRET_FUZZ=few: those of make test)
 	JAXRET_FUZZ=$${JAXRET_FUZZ:-many} $(PYTEST) tests/fuzz $(ARGS)
 
-test-plan: .venv-plan/.ready-plan ## compile for chips that are not there: bounds on memory and on what moves
+test-plan: .venv-plan/.ready-plan ## compile for absent chips: bounds on memory and communication
 	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan $(ARGS)
 
 check: $(VENV)/.ready-dev ## lint, format, types, import layers, names and docstrings
@@ -50,7 +50,7 @@ check: $(VENV)/.ready-dev ## lint, format, types, import layers, names and docst
 accelerator: $(VENV)/.ready ## on a GPU or TPU machine: compares the numbers of `jaxret plan` with measured ones, in ten minutes
 	$(VENV)/bin/python bench/accelerator.py --out=runs/accelerator $(ARGS)
 
-bench: $(VENV)/.ready-dev ## compares jaxret with other libraries on this machine (requirements-bench.txt); ARGS="--compare=OLD.json": what is slower
+bench: $(VENV)/.ready-dev ## compares jaxret with other libraries on this machine (requirements-bench.txt); ARGS="--compare=OLD.json" prints what became slower
 	$(VENV)/bin/python bench/all.py $(ARGS)
 
 docs: $(VENV)/.ready-dev ## the documentation as a site in build/docs, without a network; a warning is an error
@@ -61,8 +61,8 @@ format: $(VENV)/.ready-dev ## rewrite the code in the house style
 	$(RUN) ruff check --fix
 	$(RUN) ruff format
 
-# Keeps the versions already locked unless told: make lock UPGRADE=--upgrade, or UPGRADE="--upgrade-package jax".
-# One lock serves Python 3.11 and newer on Linux and macOS; where a package has dropped 3.11 it lists two versions.
+# It keeps the locked versions, unless there is an option: make lock UPGRADE=--upgrade, or UPGRADE="--upgrade-package jax".
+# One lock is for Python 3.11 and newer on Linux and macOS; if a package no longer supports 3.11, it lists two versions.
 COMPILE := .venv-lock/bin/uv --quiet --no-config pip compile --universal --python-version 3.11 \
 	--fork-strategy requires-python --generate-hashes --no-emit-index-url --custom-compile-command "make lock" $(UPGRADE)
 lock: .venv-lock/bin/uv ## write the lock files again after a change in requirements*.txt
@@ -73,7 +73,7 @@ clean: ## remove the environments and caches (runs/ stays)
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp is newer than the files it was made from, so set-up runs once and again only when one of them changes.
+# A stamp is newer than the files it depends on, so set-up runs again only when one of them changes.
 PACKAGE := pyproject.toml requirements-base.txt requirements-data.txt requirements-demo.txt
 define install
 	@echo "Installing $(1) into $(VENV) (a minute or two, about 1.2 GB) ..."

@@ -381,10 +381,10 @@ def run_search(size: Size) -> Iterator[Row]:
     sample = queries[:8].astype(np.float64)
     blocks = (passages[start : start + 100_000].astype(np.float64) for start in range(0, len(passages), 100_000))
     best = -np.sort(-np.concatenate([sample @ block.T for block in blocks], axis=1), axis=1)[:, :k]
-    beside = ""
+    faiss_time = ""
     if importlib.util.find_spec("faiss"):
         index = peer(passages)
-        beside = f", FAISS {seconds_of(lambda: index.search(queries, k), 1.0) * 1e3:.1f} ms"
+        faiss_time = f", FAISS {seconds_of(lambda: index.search(queries, k), 1.0) * 1e3:.1f} ms"
     for precision in ("float32", "bfloat16", "int8"):
         arguments = (f"--passages={size.passages}", f"--queries={size.queries}", f"--k={k}", f"--precision={precision}")
         planned = plan(size, "search", *arguments)
@@ -399,7 +399,7 @@ def run_search(size: Size) -> Iterator[Row]:
         yield Row(
             f"{size.queries} queries on {size.passages:,} x {dimension}, candidates in {precision}",
             said,
-            f"{seconds * 1e3:.1f} ms{beside}; scores differ from float64 by {error:.0e}",
+            f"{seconds * 1e3:.1f} ms{faiss_time}; scores differ from float64 by {error:.0e}",
             verdict,
         )
 
@@ -429,7 +429,7 @@ def run_peers(size: Size) -> Iterator[Row]:
     small = bool(size.changes)
     for name, arguments in PEERS.items():
         if reason := why_no_peer(SCRIPTS[name].needs[0], backend):
-            yield Row(f"{name} beside its peers", "", reason, "skipped")
+            yield Row(f"{name} against its peers", "", reason, "skipped")
             continue
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "results.json"
@@ -439,7 +439,7 @@ def run_peers(size: Size) -> Iterator[Row]:
             done = subprocess.run([*command, f"--json={out}"], capture_output=True, text=True)
             if done.returncode:
                 yield Row(
-                    f"{name} beside its peers", "", (done.stderr.strip().splitlines() or [""])[-1][:300], "failed"
+                    f"{name} against its peers", "", (done.stderr.strip().splitlines() or [""])[-1][:300], "failed"
                 )
                 continue
             cases = json.loads(out.read_text())["cases"]
@@ -449,7 +449,7 @@ def run_peers(size: Size) -> Iterator[Row]:
                 ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
                 verdict = "ok" if ratio >= 1 or small else f"slower than {peer}"
                 measured = f"{statistics.median(ours) * 1e3:.1f} ms; {peer} takes {ratio:.2f} times as long"
-                yield Row(f"{case['case']}: {system} beside {peer}", f"not slower than {peer}", measured, verdict)
+                yield Row(f"{case['case']}: {system} against {peer}", f"not slower than {peer}", measured, verdict)
 
 
 def run_processes(size: Size) -> Iterator[Row]:
@@ -458,7 +458,7 @@ def run_processes(size: Size) -> Iterator[Row]:
 
     folder = size.changes.get("encoder.checkpoint")
     options = ["--small", f"--out={Path(folder).parent}"] if folder else []
-    name, said = "losses of three steps, two processes beside one", f"equal to {LOSS_ERROR:.0e}"
+    name, said = "losses of three steps, two processes against one", f"equal to {LOSS_ERROR:.0e}"
     backend, count = jax.default_backend(), len(jax.devices())
     if count < 2 or backend == "tpu":
         reason = "one device" if count < 2 else "the processes of a TPU are its hosts'"

@@ -54,7 +54,7 @@ def main() -> None:
     test = source.read(Policy())
     ranking = BM25.of(Corpus.open(arguments.data).read()).search(test.queries, k=100)
     rows = [("BM25", [evaluate(ranking, test.judgements, MEASURES)])]
-    rows.append(("MiniLM as it comes", [run("as_it_comes", 1)]))
+    rows.append(("MiniLM without training", [run("as_it_comes", 1)]))
     for system, title in TITLES.items():
         rows.append((title, [run(system, seed) for seed in range(1, arguments.seeds + 1)]))
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository's folder with a Python that is new enough, and installs into it: launch/environment.sh FILE
+# Create .venv in the repository's folder with a recent Python, and install into it: launch/environment.sh FILE
 #
 #   FILE  requirements-tpu.txt, requirements-gpu.txt or requirements.txt
 #
-# The image of Cloud TPU VMs (tpu-ubuntu2204-base) has Python 3.10 and no venv: there uv brings Python 3.12.
+# The image of Cloud TPU VMs (tpu-ubuntu2204-base) has Python 3.10 and no venv, so uv installs Python 3.12.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [[ ! -f ${1:-} ]]; then

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Several hosts with eight GPUs each under Slurm, one process a host. launch/step.sh says what can be set.
+# Several hosts with eight GPUs each under Slurm, one process per host. launch/step.sh lists the variables.
 #
 #   DATA=/shared/msmarco WORKDIR=/shared/runs/mlr sbatch launch/slurm.sh [more flags of jaxret train]
 #
-# Submit it from the repository's folder, which every host must see. The same command goes on where a job ended.
+# Submit it from the repository's folder, which every host must see. If a job ended early, the same command continues it.
 #SBATCH --job-name=jaxret
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
@@ -15,15 +15,15 @@
 #SBATCH --open-mode=append
 #SBATCH --output=jaxret-%j.log
 set -euo pipefail
-# Slurm runs a copy of this file, so its folder is not the repository's.
+# Slurm runs a copy of this file in another folder.
 cd "${SLURM_SUBMIT_DIR:?sbatch sets it}"
 export PLATFORM=${PLATFORM:-gpu} COORDINATOR=auto CHECKPOINT_EVERY=${CHECKPOINT_EVERY:-500}
 
-# Since Slurm 22.05 srun does not take --cpus-per-task of sbatch by itself; with one core, tokenizing is slow.
+# Since Slurm 22.05, srun ignores --cpus-per-task of sbatch; with one core, tokenizing is slow.
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}
 
-# --signal above: SIGTERM to the steps 180 s before the time limit, so that the step of training under way is saved.
-# --kill-on-bad-exit: when one process ends in an error the others need not wait for its heartbeat.
+# --signal above: the steps get SIGTERM 180 s before the time limit, so that training saves its current step.
+# --kill-on-bad-exit: if one process ends with an error, the others need not wait for its heartbeat.
 launch() {
     if [[ -n ${DRY_RUN:-} ]]; then
         printf '%q ' srun "$@"

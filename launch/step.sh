@@ -2,18 +2,18 @@
 # One step of a job, in one of its processes: launch/step.sh train|encode|search [more flags of that script]
 #
 #   DATA, WORKDIR  a folder of data in any format (or a set's name) and the run's folder; every host sees both under the
-#                  same path. Relative ones are from where this is called
-#   CONFIG         configs/mlr.py unless given
-#   PLATFORM       tpu, gpu or cpu: without one the step fails
+#                  same path. Relative paths start at the caller's folder
+#   CONFIG         the config; configs/mlr.py by default
+#   PLATFORM       tpu, gpu or cpu; the step fails if the machine has none
 #   COORDINATOR    "auto" (TPU pods, srun), or host:port of process 0 with NUM_PROCESSES and PROCESS_ID; "": one process
-#   TIMEOUT        seconds that processes wait for each other at the start: 300 unless given
-#   CHECKPOINT_EVERY  steps between checkpoints; 0: once an epoch
-#   PYTHON         Python of the environment; without it that of the active environment (venv or conda), else of .venv in the
+#   TIMEOUT        seconds that processes wait for each other at the start; 300 by default
+#   CHECKPOINT_EVERY  steps between checkpoints; 0: one checkpoint per epoch
+#   PYTHON         the interpreter; by default that of the active environment (venv or conda), or else of .venv in the
 #                  repository
-#   DRY_RUN=1      prints the command and runs nothing
+#   DRY_RUN=1      only prints the command
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}" # the lines at the top of this file
+    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}" # the comment at the top of this file
     exit
 fi
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -27,7 +27,7 @@ step=$1
 shift
 : "${DATA:?a folder of data}" "${WORKDIR:?the folder of the run}" "${PLATFORM:?tpu, gpu or cpu}"
 
-if [[ -z ${COORDINATOR:-} && -n ${NUM_PROCESSES:-}${PROCESS_ID:-} ]]; then # else each would be a job of its own
+if [[ -z ${COORDINATOR:-} && -n ${NUM_PROCESSES:-}${PROCESS_ID:-} ]]; then # otherwise, each process would be a separate job
     echo "error: NUM_PROCESSES or PROCESS_ID is set, but no COORDINATOR: host:port of process 0" >&2
     exit 1
 fi
@@ -61,7 +61,7 @@ if [[ -z ${PYTHON:-} ]]; then
 fi
 command=("$PYTHON" "$repository/$step.py" "--workdir=$WORKDIR" "${flags[@]}" "$@")
 if [[ -n ${DRY_RUN:-} ]]; then
-    printf '%s\n' "${command[*]@Q}" # in one piece: several processes may print
+    printf '%s\n' "${command[*]@Q}" # in one write, because several processes may print
 else
-    exec "${command[@]}" # in place of the shell, which would keep SIGTERM from it
+    exec "${command[@]}" # replaces the shell, which would not pass SIGTERM on
 fi

@@ -2,14 +2,14 @@
 # A Cloud TPU pod slice, from your own machine: launch/tpu.sh install|train|encode|search [more flags of that script]
 #
 #   TPU, ZONE      name and zone of the slice
-#   SOURCE         where its hosts clone the repository from
+#   SOURCE         the address from which its hosts clone the repository
 #   DATA, WORKDIR  a folder of data in any format (or a set's name) and the run's folder: in a bucket (gs://BUCKET/FOLDER),
 #                  or on a disk that all hosts have mounted under the same path
 #   CONFIG, CHECKPOINT_EVERY, TIMEOUT  as for launch/step.sh
-#   DRY_RUN=1      prints the command and runs nothing
+#   DRY_RUN=1      only prints the command
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}" # the lines at the top of this file
+    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}" # the comment at the top of this file
     exit
 fi
 if [[ $# == 0 ]]; then
@@ -34,7 +34,7 @@ if [[ $action == install ]]; then
     exit
 fi
 : "${DATA:?a folder of data}" "${WORKDIR:?the folder of the run}"
-if [[ $WORKDIR != /* && $WORKDIR != gs://?* && $WORKDIR != s3://?* ]]; then # else every host would have a run of its own
+if [[ $WORKDIR != /* && $WORKDIR != gs://?* && $WORKDIR != s3://?* ]]; then # otherwise, each host would have a separate run
     echo "error: WORKDIR is '$WORKDIR'; give gs://BUCKET/FOLDER, or the absolute path of a folder that all hosts have mounted" >&2
     exit 1
 fi

@@ -89,8 +89,8 @@ def test_all_parts_run_on_two_cpu_devices(tmp_path: Path) -> None:
     rows = [Row(**row) for row in values["rows"]]
     assert {row.verdict for row in rows} == {"ok", "skipped", NO_PLAN, f"scores ok, time {NO_PLAN}"}, done.stdout
     assert done.returncode == 0
-    peers = {"full, 4 pairs", "128 texts of"} if importlib.util.find_spec("torch") else {"train_step", "encode beside"}
-    skipped = {row.what for row in rows if row.verdict == "skipped" and "beside its peers" not in row.what}
+    peers = {"full, 4 pairs", "128 texts of"} if importlib.util.find_spec("torch") else {"train_step", "encode against"}
+    skipped = {row.what for row in rows if row.verdict == "skipped" and "against its peers" not in row.what}
     assert skipped == {"search by faiss-gpu"}
     starts = ("devices", "attention flash", "training step", "encoding 8 passages", "32 queries on 2,000", "losses of")
     assert len(starts) + 1 == len(PARTS)

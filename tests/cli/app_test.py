@@ -392,7 +392,7 @@ def test_location_of_the_compilation_cache(variables: Callable[..., dict[str, st
     )
 
 
-@pytest.mark.skipif(os.cpu_count() == 1, reason="OpenBLAS has threads of its own where there are several cores")
+@pytest.mark.skipif(os.cpu_count() == 1, reason="OpenBLAS starts threads if there are several cores")
 def test_threads_of_numpy_sleep_when_there_is_no_work() -> None:
     program = (
         "from jaxret.cli.app import shorten_spinning; shorten_spinning(); import glob, os, time, numpy;"

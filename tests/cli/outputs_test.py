@@ -1,4 +1,4 @@
-"""No verb overwrites a file of its own sources; a new verb with an output needs a case here."""
+"""No verb overwrites a file that it reads; a new verb with an output needs a case here."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _mine_pool(pool: str) -> None:
     ],
     ids=["fuse", "rerank", "mine"],
 )
-def test_a_file_beside_the_output_replaces_no_source(name: str, write: Callable[[str], object], root: Path) -> None:
+def test_a_file_next_to_the_output_replaces_no_source(name: str, write: Callable[[str], object], root: Path) -> None:
     Path(name).write_bytes(Path("one.trec").read_bytes())
     before = contents(root)
     with pytest.raises(ValueError, match=rf"{re.escape(name)} is a file of .*lost"):

@@ -87,7 +87,7 @@ def test_peft_reads_the_files(root: Path) -> None:
     np.testing.assert_allclose(ours, states[:, 0].numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_base_and_config_are_written_beside_the_adapters(root: Path) -> None:
+def test_base_and_config_are_written_with_the_adapters(root: Path) -> None:
     """PEFT's file has the base as the user named it; jaxret's has the keys that determine vectors, including those of
     adapters."""
     described = read_json(root / "adapters" / ADAPTER_CONFIG)

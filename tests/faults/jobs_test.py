@@ -399,7 +399,7 @@ def test_no_coordinator(tiny: Tiny, trials: Trials) -> None:
     trials.count(address in refusal(done), done.output, detected=True)
     done = run("encode.py", *flags, f"--coordinator={address}", "--num_processes=2", "--process_id=0")
     trials.count(f"process 1 of 2 did not come to {address}" in refusal(done), done.output, detected=True)
-    trials.count(not (tiny.run / "embeddings" / "nobody").exists(), "something was written")
+    trials.count(not (tiny.run / "embeddings" / "nobody").exists(), "a file was written")
 
 
 @pytest.mark.faults(24)

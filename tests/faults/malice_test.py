@@ -123,7 +123,7 @@ def test_pickles(victim: Path, lists: Path, tmp_path: Path, trials: Trials) -> N
 
 
 @pytest.mark.faults(19)
-def test_code_beside_a_model(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_code_in_a_model_folder(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     """A model folder that asks to run its own Python: the code must not run, whether the folder is accepted or not."""
     trace, encoder = tmp_path / "trace", tmp_path / "encoder"
     shutil.copytree(tiny.encoder, encoder)

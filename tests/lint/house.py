@@ -117,7 +117,7 @@ RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # another function
 # the errors are described for another function
 LIBRARIES = {"jax"}  # whose names need no use in the module
 BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
-BUGS = {"AssertionError", "NotImplementedError"}  # raised for a mistake in this project, which nobody catches
+BUGS = {"AssertionError", "NotImplementedError"}  # raised for mistakes in this project, and never caught
 MOST_PARAMETERS, ARGS_FROM, MOST_WORDS = 7, 4, 5
 QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
 WORD = re.compile(r"(?:[a-z]{2,}|a)[,;:.?)]*")

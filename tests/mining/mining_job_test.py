@@ -105,9 +105,7 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
     assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "block sizes have no effect"
 
 
-def test_a_file_never_lies_beside_the_record_of_another(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_never_has_the_record_of_another(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a job ends between writing the file and its record, there is no record, so that a program cannot use an old
     one."""
     out = tmp_path / "a.jsonl"

@@ -143,7 +143,7 @@ def test_an_unreachable_coordinator() -> None:
 @pytest.mark.exhaustive
 def test_missing_processes() -> None:
     """The scripts end with one sentence and nothing else, where JAX would abort with a dump. Each of the two waits for
-    a job of its own."""
+    another job."""
     first, second = free_address(), free_address()
     train = ["--config=configs/base.py", "--workdir=nowhere", f"--config.mesh.coordinator={first}"]
     train += ["--config.mesh.num_processes=3", "--config.mesh.initialization_timeout=1"]

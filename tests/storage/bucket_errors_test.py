@@ -253,7 +253,7 @@ def test_two_sources_are_not_mixed_by_copies_at_once(gcs: Server, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_what_commands_write_beside_a_result_and_where(gcs: Server, tmp_path: Path) -> None:
+def test_results_records_and_events_have_bucket_addresses(gcs: Server, tmp_path: Path) -> None:
     """Addresses of the bucket are in results, in records and in events; and no object is left over."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     run = "gs://bucket/runs/tiny"
@@ -311,7 +311,7 @@ def test_an_interrupted_export_to_a_bucket_continues(gcs: Server, tmp_path: Path
     }
 
 
-def test_results_beside_an_address_are_published(gcs: Server) -> None:
+def test_results_with_an_address_as_prefix_are_published(gcs: Server) -> None:
     """For example pictures, whose suffixes are appended to the name. The cache is too small for any file."""
     script = """
 from jaxret.storage.working_copy import local_path, publish_all

@@ -291,7 +291,7 @@ def test_a_living_job_renews_its_leases(tmp_path: Path) -> None:
             if owner.stat().st_mtime > 0:
                 return
             time.sleep(0.01)
-    pytest.fail("nobody touched it")
+    pytest.fail("the lease was not renewed")
 
 
 def test_nothing_remains_without_published_files(tmp_path: Path) -> None:

@@ -620,7 +620,7 @@ def test_an_epoch_that_the_steps_do_not_reach_is_a_warning(root: Path, tmp_path:
     assert re.search(r"0\.\d+ epochs: validation.then='nll' never", text)
 
 
-def test_the_weights_of_the_encoder_are_verified_beside_a_start_run(
+def test_the_weights_of_the_encoder_are_verified_with_a_start_run(
     whole: tuple[Path, TrainResult], root: Path, tmp_path: Path
 ) -> None:
     keys = {"train__start_from": str(whole[0]), "train__steps": 0, "data__dev": ""}

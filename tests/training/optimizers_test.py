@@ -269,7 +269,7 @@ def test_a_pattern_that_freezes_nothing_or_everything(pattern: str, what: str) -
         check_parameters(config, make_retriever({"optimizer.frozen": pattern}))
 
 
-def test_heads_have_a_rate_of_their_own_beside_a_frozen_encoder() -> None:
+def test_heads_may_have_a_rate_with_a_frozen_encoder() -> None:
     keys = {"optimizer.frozen": "encoder/", "optimizer.head_learning_rate": 0.1}
     retriever = make_retriever(keys | LATE_INTERACTION)
     check_parameters(make_config(keys | LATE_INTERACTION), retriever)

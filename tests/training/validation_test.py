@@ -288,7 +288,7 @@ def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> 
     assert validation(moved)["nDCG@10"] != pytest.approx(metrics["nDCG@10"], abs=1e-6), "control: another model"
 
 
-def test_judgements_beside_dev_records_without_query_ids(run: Run, tmp_path: Path) -> None:
+def test_judgements_for_dev_records_without_query_ids(run: Run, tmp_path: Path) -> None:
     """The number of a record is not an id of the judgements, even if one of them is equal to it."""
     passages = [Passage(f"d{number}", f"silver stone {number}") for number in range(5)]
     queries = [Query("0", "music light"), Query("7", "silver stone")]

@@ -92,10 +92,10 @@ SOURCES = (
 )
 # The same for queries, judgements, training data, rankings, and sources of any role.
 SOURCE_DOORS = {
-    "data/formats/corpus.py": "a corpus that nobody opened",
+    "data/formats/corpus.py": "a corpus that was not opened",
     "data/formats/data_source.py": "the folder of the texts of a file of ids",
-    "data/formats/rankings.py": "rankings that nobody opened",
-    "data/formats/sources.py": "a source that nobody opened, or a run of negatives",
+    "data/formats/rankings.py": "rankings that were not opened",
+    "data/formats/sources.py": "a source that was not opened, or a run of negatives",
     "data/tokens/tokenized.py": "keys of a config",
     "demo/demo.py": "the files were written here",
     "experiments/beir.py": "the sets of a folder are listed here",

@@ -49,7 +49,7 @@ def make(writer: ColumnWriter) -> dict[str, Any]:
 
 
 def never(writer: ColumnWriter) -> dict[str, Any]:
-    raise AssertionError("it is made again")
+    raise AssertionError("the store is written again")
 
 
 def quiet(_: str) -> None:
@@ -250,7 +250,7 @@ def test_a_process_that_lost_its_lease_waits_for_the_new_owner(origin: StoreOrig
         os.utime(owner, (0, 0))
         open_or_make_store(origin, root, make, quiet)
         writer.array("rows", np.zeros(2))
-        raise AssertionError("it goes on")
+        raise AssertionError("the process continues")
 
     actual = open_or_make_store(origin, root, slept, quiet)
     assert actual.facts == {"length": 11}

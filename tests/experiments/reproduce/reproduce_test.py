@@ -544,7 +544,7 @@ def test_counts_of_files_and_questions() -> None:
             assert not row.counts or len(case.measures) == len(case.numbers), row.id
 
 
-def test_counts_are_beside_the_paper_s(small_squad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_are_printed_with_the_paper_s(small_squad: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = small_squad / "data" / "squad" / "biencoder-squad1-train.json"
     records = json.loads(file.read_text())
     records.append(records[0] | {"question": "without a positive passage", "positive_ctxs": []})
@@ -603,7 +603,7 @@ def test_unused_files_are_not_required() -> None:
     assert missing == {"psgs_w100.tsv", "squad1-test.qa.csv"}
 
 
-def test_diversity_is_printed_beside_the_papers(tmp_path: Path) -> None:
+def test_diversity_is_printed_with_the_papers(tmp_path: Path) -> None:
     (row,) = find_rows("mvr/6/mvr")
     places = Places(tmp_path / "data", tmp_path / "runs")
     (case,) = row.cases()
@@ -615,7 +615,7 @@ def test_diversity_is_printed_beside_the_papers(tmp_path: Path) -> None:
     assert measured == [("perplexity", 3.0, 3.19), ("local_variation", 0.1, 0.126)]
 
 
-def test_wins_of_the_last_layer_are_printed_beside_the_papers(tmp_path: Path) -> None:
+def test_wins_of_the_last_layer_are_printed_with_the_papers(tmp_path: Path) -> None:
     (row,) = find_rows("mlr/section-4.2.2/mlr-2")
     places = Places(tmp_path / "data", tmp_path / "runs")
     (case,) = row.cases()

@@ -361,7 +361,7 @@ def with_tensors(folder: Path, name: str, more: dict[str, np.ndarray]) -> Path:
 
 
 def test_extra_tensors_of_condenser_and_retromae_are_ignored(tmp_path: Path) -> None:
-    """Condenser and RetroMAE store layers of their own with BERT: a head, a decoder. An unknown tensor is still an
+    """Condenser and RetroMAE store additional layers with BERT: a head, a decoder. An unknown tensor is still an
     error."""
     extra: dict[str, np.ndarray] = {"c_head.0.attention.self.query.weight": np.zeros((32, 32), np.float32)}
     extra |= {"decoder_embeddings.weight": np.zeros(4, np.float32), "decoder.bias": np.zeros(4, np.float32)}

