@@ -92,7 +92,7 @@ FILES = {"search_one": "search"}  # scripts that run twice, with their file
 
 
 def cpu() -> str:
-    """Return the processor's name, with family and model where the system has them."""
+    """Return the processor's name, with family and model if the system shows them."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         values = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", info.read_text(), re.MULTILINE))

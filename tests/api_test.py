@@ -260,7 +260,7 @@ def test_the_callback_gets_every_line_of_the_log(root: Path, tmp_path: Path) -> 
 
 
 def test_training(root: Path, tmp_path: Path) -> None:
-    """From a config's file with changes, or from a config; the same call again opens the existing run."""
+    """The config may be a file with changes, or an object. The same call again opens the existing run."""
     config = tiny_config(root / "encoder", root / "data")
     changes: dict[str, Any] = {"train.steps": 0, "data.dev": ""}  # training steps are tested elsewhere
     trained = jaxret.Retriever.train(config, tmp_path / "run", changes, progress=False)
@@ -498,7 +498,7 @@ def test_a_notebook_shows_hits_as_tables(index: jaxret.Index) -> None:
 
 
 def test_another_working_directory_changes_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the new directory has another run with the same relative path."""
+    """Nothing changes even if the new directory has another run with the same relative path."""
     monkeypatch.chdir(root)
     retriever = jaxret.Retriever.open("run")
     assert repr(retriever).startswith("Retriever('run', step "), "relative to the current directory"

@@ -202,7 +202,7 @@ def test_a_tutorial_prints_what_it_shows_in_jupyter(path: Path, minilm_dir: Path
     assert done.returncode == 0, done.stderr
     executed = json.loads((tmp_path / "executed.ipynb").read_text())["cells"]
     for shown, cell in zip(json.loads(path.read_text())["cells"], executed, strict=False):
-        # But for scores of a model that is trained in the notebook.
+        # The scores of a model that is trained in the notebook may differ.
         if cell["cell_type"] == "code" and not printed_text(shown).startswith("0."):
             assert without_numbers(printed_text(cell)) == without_numbers(printed_text(shown))
     (displayed,) = executed[-1]["outputs"]

@@ -225,7 +225,7 @@ def relative_error(actual: Any, expected: Any) -> float:
 
 
 OPTIMIZER: dict[str, Any] = {
-    # Large, because Adam would amplify rounding errors where the true gradient is zero (the keys' biases).
+    # The value is large, because Adam would amplify rounding errors where the true gradient is zero (the keys' biases).
     "optimizer.eps": 1e-3,
     "optimizer.learning_rate": 1e-2,
     "optimizer.warmup_fraction": 0.2,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# By which "no worse" may be lower in nDCG@10: about the gain of self-contrastive pooling of two layers here.
+# The loss of nDCG@10 that "no worse" allows: about the gain of self-contrastive pooling of two layers here.
 MARGIN = 0.002
 
 LAYERS = 4
@@ -232,7 +232,7 @@ STEPS: dict[str, Step] = {
         "aggretriever", from_scratch("@mlm/start", **lexical(**{"head.aggretriever.mlm": False}))
     ),
     "agg-mlm-no-head": Train("aggretriever", from_scratch("@mlm/model", **lexical(**{"head.aggretriever.mlm": False}))),
-    # From a pre-trained BERT.
+    # Runs that start from a pre-trained BERT.
     "bert-dual": Train(keys=from_bert()),
     "bert-dual-cosines": Train(keys=from_bert(**COSINES)),
     "bert-mlr-2": Train(keys=from_bert(**{**layers(1, 2, **CONTRASTIVE), "loss.local_weight": 1.0})),

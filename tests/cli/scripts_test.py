@@ -193,7 +193,8 @@ finally:
 
 @pytest.mark.exhaustive
 def test_a_damaged_checkpoint_is_one_sentence(root: Path, tmp_path: Path) -> None:
-    """Whatever else Orbax reads at the same time. Ten times, because it is a race."""
+    """The sentence is the same whatever else Orbax reads at that time. The test runs ten times, because it is a
+    race."""
     shutil.copytree(root / "run", tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
     index = tmp_path / "run" / "checkpoints" / "0" / "params" / "manifest.ocdbt"
     data = bytearray(index.read_bytes())

@@ -274,7 +274,7 @@ def test_recipes_have_the_papers_values() -> None:
         ], name
         assert c.optimizer.name == ("lamb" if file in ("i3_msmarco", "ance_msmarco") else "adamw")
         assert set(c.seed.values()) == {12345}
-        # In its code, NLL selects first, and the average rank when epoch > 30, counted from 0.
+        # MLR's code selects by NLL, and when epoch > 30, counted from 0, by the average rank.
         if file in ("mlr_open_qa", "mlr_mined"):
             v = c.validation
             assert (v.metric, v.then, v.then_from, v.batch_size) == ("nll", "average_rank", 32, 128)

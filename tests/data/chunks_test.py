@@ -88,7 +88,8 @@ def test_contradicting_options_are_errors(options: dict[str, Any]) -> None:
 
 
 def test_a_document_is_the_sequence_of_its_chunks() -> None:
-    """Also a document with more chunks than one read returns, one without chunks, and one that does not exist."""
+    """The documents include one with more chunks than one read returns, one without chunks, and one that does not
+    exist."""
     long = Passage("long", " ".join(map(str, range(40))), "Title")
     stored = {chunk.id: chunk for chunk in split_passage(long, ChunkOptions(words=1))} | {"one": Passage("one", "text")}
     reads = []
@@ -109,7 +110,8 @@ def test_a_document_is_the_sequence_of_its_chunks() -> None:
 
 
 def test_a_document_lacks_its_deleted_chunks() -> None:
-    """Also if so many chunks are deleted that one read returns none, and if the chunks next to them overlap."""
+    """They are absent even if so many are deleted that one read returns none, and if the chunks next to them
+    overlap."""
     words = [str(number) for number in range(81)]
     chunks = split_passage(Passage("a", " ".join(words)), ChunkOptions(words=3, overlap=1))
     stored = {chunk.id: chunk for chunk in chunks}

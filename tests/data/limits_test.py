@@ -122,7 +122,7 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
     ],
 )
 def test_memory_of_the_longest_allowed_line(tmp_path: Path, name: str, code: str, start: str, end: str) -> None:
-    """With an emoji, so that Python needs four bytes for each character."""
+    """The line has an emoji, so Python needs four bytes for each character."""
     path = tmp_path / name
     path.write_text(start + "\U0001f600" + "river " * ((lines.LINE_LIMIT - 200) // 6) + end, encoding="utf-8")
     said, _, peak = measure(f"{code}; print('read')", path)

@@ -1,4 +1,5 @@
-"""Judgements are split by whether their relevant passages occur in training queries; by functions, and by a process."""
+"""Judgements are split into those of queries whose relevant passages occur in training queries, and the others; by
+functions, and by a process."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def table() -> dict[str, Evaluation]:
     better = first + rng.uniform(0, 0.4, 60)
     noise = rng.normal(size=60)
     noise = (noise - noise.mean()) / noise.std(ddof=1)
-    # T = 2.2: p = 0.03 is significant alone, but not as one of three.
+    # The statistic is 2.2: p = 0.03 is significant alone, but not as one of three.
     little = better + 0.05 * (noise + 2.2 / np.sqrt(60))
     return {"a": evaluation(first), "b": evaluation(better), "c": evaluation(better), "d": evaluation(little)}
 

@@ -28,7 +28,7 @@ def test_min_max_scales_each_ranking() -> None:
 
 
 def test_z_scores_of_a_missing_passage_are_the_lowest() -> None:
-    """With 0, the mean, "d" would beat "b" in the sparse ranking, although "d" is not in it."""
+    """If the score were 0, the mean, then "d" would beat "b" in the sparse ranking, although "d" is not in it."""
     fused = dict(fuse([SPARSE, {"q": [("d", 1.0), ("b", 1.0)]}], "z_score", (1.0, 0.0))["q"])
     z = (np.array([12.0, 9.0, 3.0]) - 8) / np.std([12.0, 9.0, 3.0])
     assert fused == pytest.approx({"a": z[0], "b": z[1], "c": z[2], "d": z[2]})

@@ -79,7 +79,7 @@ def test_other_lengths_are_another_system(length: str, tmp_path: Path) -> None:
     ("name", "value"), [("dtype", "float16"), ("words", 32), ("dimension", 64), ("max_passage", True)]
 )
 def test_what_was_searched_makes_the_system(name: str, value: Any, tmp_path: Path) -> None:
-    """Even with equal configs: vectors may have been encoded with other options."""
+    """Configs may be equal, but vectors may have been encoded with other options."""
     stored: dict[str, Any] = {"dtype": "float32"}
     runs = [
         result(tmp_path / f"{seed}", seed, **stored, **({name: value} if seed == 2 and name != "dtype" else {}))

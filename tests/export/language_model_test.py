@@ -39,7 +39,7 @@ def write_dense(folder: Path, sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", ["tiny_qwen3", "tiny_embeddinggemma"])  # one causal, one bidirectional
 @pytest.mark.exhaustive
 def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
-    """If PyTorch is installed, both directories are compared with transformers."""
+    """Both directories are also compared with transformers, if PyTorch is installed."""
     model = write_language_model(tmp_path / "model", name)
     said = import_model(str(model), tmp_path / "run", ImportOptions(token="last", normalize=True, title_separator=" "))
     assert "around every text: nothing and '<|end|>' (id 0); its vector: head.token='last'" in said

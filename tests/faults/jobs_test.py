@@ -51,8 +51,8 @@ def first_shard(tiny: Tiny, name: str) -> Path:
 
 @pytest.mark.faults(4)
 def test_signals_during_training(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
-    """One SIGTERM: the step is finished and saved. Two: it ends at once. Ctrl-C: one line. Then the same command
-    continues."""
+    """After one SIGTERM, the step is finished and saved. After two, the job ends at once. After Ctrl-C, it prints one
+    line. Each time, the same command continues."""
     expected = trained(alone)
     for number, (signals, status) in enumerate(
         {(signal.SIGTERM,): 143, (signal.SIGTERM, signal.SIGTERM): -15, (signal.SIGINT,): 130}.items()
@@ -326,7 +326,7 @@ def test_a_read_only_folder(tiny: Tiny, read_only: Callable[[Path], Path], trial
 
 @pytest.mark.faults(22)
 def test_the_folder_vanishes(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """In the middle of a run: the error is one line, and the job ends soon."""
+    """The folder is deleted in the middle of a run: the error is one line, and the job ends soon."""
     workdir = tmp_path / "run"
     process = start("train.py", *tiny.training(workdir, train__steps=400, train__checkpoint_every=2))
     wait_for(workdir / "checkpoints" / "4", process)

@@ -240,7 +240,8 @@ def test_killed_while_appending(tiny: Tiny, appended_alone: Alone, trials: Trial
 
 @pytest.mark.faults(1)
 def test_killed_while_deleting(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """It is killed at every call that makes a change durable or visible: all of the passages are gone, or none."""
+    """The command is killed at every call that makes a change durable or visible: all of the passages are gone, or
+    none."""
     (tmp_path / "ids.txt").write_text("p1\np2\n")
     for number in range(1, 9):
         for kill_at in (number, -number):

@@ -221,7 +221,7 @@ def test_names_that_leave_the_folder(tiny: Tiny, victim: Path, trials: Trials) -
 
 @pytest.mark.faults(19)
 def test_paths_that_are_not_files(tiny: Tiny, victim: Path, tmp_path: Path, trials: Trials) -> None:
-    """Instead of a file: a folder, a link to nothing, a link to itself."""
+    """The path is a folder, a link to nothing, or a link to itself."""
     opened, folder = open_run(victim), victim / "embeddings" / "data"
     corpus = tmp_path / "corpus.jsonl"
     for what, make in {

@@ -188,7 +188,7 @@ ANY_LINES = st.lists(st.sampled_from(PIECES), max_size=6).map("\t".join) | objec
 def test_any_text_in_any_format_is_read_or_is_an_error(
     name: str, role: str, lines: list[str], an_array: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Also in formats that jaxret only reads."""
+    """The formats include those that jaxret only reads."""
     path = tmp_path_factory.mktemp("any") / "file.txt"
     path.write_text(f"[{','.join(lines)}]" if an_array else "\n".join(lines))
     message = refusal(lambda: READERS[role](f"{name}:{path}"), DataError)

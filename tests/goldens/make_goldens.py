@@ -229,7 +229,7 @@ def write_tokens(directory: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_directory(), local_files_only=True)
     rows = []
     for title, text in PASSAGES:
-        # In lists, because transformers ignores an empty second text that is not in a list: ("title", "") would lose
+        # The texts are in lists, because transformers ignores an empty second text otherwise: ("title", "") would lose
         # its last [SEP].
         joined = f"{title}{tokenizer.sep_token}{text}"
         inputs = {"pair": ([title], [text]), "single": ([text],), "joined": ([joined],)}

@@ -146,7 +146,7 @@ print(repr(retriever), all((one.encode_queries(["river stone"]) == vectors).all(
 
 @pytest.mark.slow
 def test_a_run_is_made_and_opened_from_python(gcs: Server, tmp_path: Path) -> None:
-    """In any working directory."""
+    """The working directory does not matter."""
     encoder = write_encoder(tmp_path / "encoder")
     output = finish(start("-c", gcs[1], FROM_PYTHON, str(encoder), str(tmp_path)))
     assert output.splitlines()[-1] == "Retriever('gs://bucket/runs/python', step 0) True"

@@ -147,7 +147,7 @@ def test_a_flipped_byte_is_detected_and_repaired(name: str, tmp_path: Path) -> N
     open_shards(tmp_path, verify=False)  # control: sizes and shapes do not show the damage
     again = writer(tmp_path)
     assert write_pending(again) == [1]
-    assert not (tmp_path / "manifest.json").exists()  # it is gone until all shards are complete
+    assert not (tmp_path / "manifest.json").exists()  # the manifest is absent until all shards are complete
     again.finish()
     assert contents(tmp_path) == expected
 
@@ -216,7 +216,7 @@ def test_a_manifest_that_contradicts_itself_is_an_error(digest: str, change: dic
 def test_a_changed_provenance_is_detected(tmp_path: Path) -> None:
     path = finished(tmp_path) / "manifest.json"
     good = path.read_bytes()
-    # In the checkpoint's digest, with which nothing is computed.
+    # this changes the checkpoint's digest, with which nothing is computed
     path.write_bytes(good.replace(b'"sha256": "ab"', b'"sha256": "aa"'))
     with pytest.raises(ShardError, match=r"manifest.json: damaged"):
         open_shards(tmp_path)

@@ -176,7 +176,7 @@ def test_appended_shards_equal_those_of_a_separate_corpus(root: Path, runs: Runs
 
 
 def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
-    """Also the text of a passage that was deleted and appended again with another text."""
+    """One of them is the text of a passage that was deleted and appended again with another text."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
     append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
     delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
@@ -376,7 +376,7 @@ def test_a_killed_change_leaves_the_old_or_the_new_corpus(
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_an_existing_id_is_detected_after_repeated_ids(kept: bool, runs: RunsByKind, tmp_path: Path) -> None:
-    """Also if a store has the tokens; its scan does not record which ids were repeated."""
+    """The id is also detected if a store has the tokens; its scan does not record which ids were repeated."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
     ids = ["z1", "z2", "z1", "z2", "z3", "p0"]
     rows = "".join(json.dumps({"_id": key, "text": f"river {key}"}) + "\n" for key in ids)

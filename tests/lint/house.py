@@ -107,7 +107,7 @@ VERBS = re.compile(
     r"Verify|Wait|Withdraw|Write|Yield"
 )
 SECTION = re.compile(r"(Args|Attributes|Raises):")
-# An entry of a section whose text begins with a capital letter, but for values and the names of things.
+# An entry of a section that begins with a capital letter, except values and proper names.
 CAPITAL = re.compile(r" {4}([\w*, ]+): (?!None|False|True|Hugging)([A-Z][a-z]+|A)\b")
 # An entry without a noun: "key: of dropout."
 PREPOSITION = re.compile(

@@ -285,7 +285,7 @@ def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path
 
 @pytest.mark.parametrize("read", ["run.trec", "teacher.trec", "data/corpus.jsonl", "train.json"])
 def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) -> None:
-    """Under any name, and before any file is read: none of these files is complete."""
+    """They are protected under any name, before any file is read: none of these files is complete."""
     (tmp_path / "data").mkdir()
     for name, line in {
         "run.trec": "q Q0 p 1 1.0 x",

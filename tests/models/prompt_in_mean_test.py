@@ -144,7 +144,7 @@ def test_onnx_export_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_include_prompt_of_sentence_transformers_round_trips(tmp_path: Path, model: Path) -> None:
-    """Also compared with sentence-transformers, if PyTorch is installed."""
+    """The vectors are also compared with sentence-transformers, if PyTorch is installed."""
     import_model(str(model), tmp_path / "run", ImportOptions(token="mean", normalize=True, title_separator=" "))
     export(tmp_path / "run", "sentence-transformers", tmp_path / "out")
     settings, pooling = tmp_path / "out" / "config_sentence_transformers.json", tmp_path / "out/1_Pooling/config.json"

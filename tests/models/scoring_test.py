@@ -27,7 +27,7 @@ def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def brute_force(queries: np.ndarray, passages: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """S[i,j,k] in float64; MASKED_SCORE where there is no vector."""
+    """Compute S[i,j,k] in float64; MASKED_SCORE for a missing vector."""
     S = np.full((Q, N, V), MASKED_SCORE)
     for i in range(Q):
         for j in range(N):

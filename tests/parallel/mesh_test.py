@@ -222,7 +222,7 @@ def test_two_tasks_under_slurm(hosts: int, devices: list[str]) -> None:
 
 @pytest.mark.slow
 def test_auto_without_a_known_platform() -> None:
-    """In a new process, because JAX only detects the platform before its first array."""
+    """It runs in a new process, because JAX detects the platform only before its first array."""
     code = "from jaxret.parallel.processes import initialize_distributed as start; start('auto')"
     ((status, _, message),) = together([sys.executable, "-c", code])
     assert status == 1

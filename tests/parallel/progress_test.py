@@ -53,7 +53,8 @@ def test_a_file_has_a_line_every_ten_seconds(clock: Clock, capsys: pytest.Captur
 def test_a_file_has_lines_while_nothing_is_finished(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """During the compilation of a first step, for example; not for work around other work that shows progress."""
+    """Lines appear during the compilation of a first step, for example; but not for work around other work that shows
+    progress."""
     monkeypatch.setattr(progress, "LINE_INTERVAL", 0.05)
     text, deadline = "", time.monotonic() + 60
     with Progress("train", 9, "step"), Progress("inner", 5, "text", cause=COMPILATION) as inner:

@@ -56,7 +56,7 @@ def connected(address: str) -> socket.socket:
 
 
 def test_all_processes_connect_in_any_order() -> None:
-    """Also with foreign connections: one sends nothing, one sends other data, one disconnects."""
+    """Other programs also connect: one sends nothing, one sends other data, one disconnects."""
     address = free_address()
     first = begin(address, 4, 2)
     others = [begin(address, 4, own) for own in (0, 3)]

@@ -248,7 +248,7 @@ def test_products_of_all_branches_count(branches: int) -> None:
 
 
 def test_a_loop_of_unknown_length_is_an_error() -> None:
-    """Unless the loop has nothing that is counted."""
+    """It is no error if the loop has nothing that is counted."""
     harmless = re.sub(r"(convolution|dot|all-reduce|all-gather)\(", "add(", PROGRAM)
     assert not hlo.collectives(hlo.parse_hlo(harmless.replace("direction=LT", "direction=NE")), 4)
     unknown = PROGRAM.replace("direction=LT", "direction=NE")

@@ -68,7 +68,7 @@ def test_the_documentation_has_every_config() -> None:
 
 
 def test_recipes_of_language_models_fit_with_a_tenth_to_spare() -> None:
-    """In both tables of the documentation: all recipes, and the largest recipes on larger machines."""
+    """This holds for both tables of the documentation: all recipes, and the largest recipes on larger machines."""
     tables = {}
     for title in ("| config |", "| recipe |"):
         head, _, *lines = (title + SCALE.read_text().partition(title)[2]).split("\n\n")[0].splitlines()

@@ -66,7 +66,7 @@ def test_a_block_fits_and_devices_exchange_only_results(chips: str) -> None:
     scores = BLOCK_PASSAGES // devices * QUERIES_AT_ONCE * 4
     assert temporaries <= 2 * scores + 2 * TILE_PRODUCTS * 4
     assert (largest > 0) == (devices > 1)
-    # K results of each device, rounded up; no scores of all passages.
+    # The k results of each device, rounded up; no scores of all passages.
     assert largest <= devices * QUERIES_AT_ONCE * 1024
 
 

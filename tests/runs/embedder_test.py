@@ -116,7 +116,7 @@ def test_vectors_equal_those_of_single_texts(model: tuple[RetrieverModel, Params
 
 
 def test_weights_of_words_are_in_the_order_of_the_texts() -> None:
-    """Although texts are encoded in the order of their lengths, in several batches."""
+    """Texts are encoded in the order of their lengths, in several batches."""
     retriever, limit = make_retriever(SPLADE, WITHOUT_DROPOUT), 12
     params, random = make_params(retriever), np.random.default_rng(0)
     lengths = random.permutation([4, 5, 6, 7, 9, 10, 11, 12] * 3)

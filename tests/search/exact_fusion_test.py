@@ -59,7 +59,7 @@ def systems() -> tuple[BM25System, Vectors]:
 def test_the_best_sums_are_those_over_all_passages(
     method: str, weights: tuple[float, float], systems: tuple[BM25System, Vectors]
 ) -> None:
-    """From few candidates, too few for some queries; ties are in the order of the corpus."""
+    """The first candidates are too few for some queries; ties are in the order of the corpus."""
     fusion, every = ExactFusion(method, weights, depth=7), np.arange(200)
     fused = fusion(systems, QUERIES, 5)
     for query in QUERIES:

@@ -70,7 +70,7 @@ def test_results_equal_a_brute_force(k: int, levels: int, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
 def test_all_passages_are_returned_if_all_have_a_word(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on one device, whose program has room for more passages than exist."""
+    """This includes a program on one device, which has room for more passages than exist."""
     mesh = Mesh(np.array(jax.local_devices()[:1]), (ROW_AXIS,), axis_types=(AxisType.Auto,))
     monkeypatch.setattr(sparse_xla, "local_mesh", lambda: mesh)
     passages, queries = random_rows(500, 1.0, 0), random_rows(2, 1.0, 1)

@@ -298,7 +298,7 @@ def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
 
 
 def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, root: Path) -> None:
-    """With a fake clock: the times of encoding and search are separate, and do not include the warm-up."""
+    """The clock is fake: the times of encoding and search are separate, and do not include the warm-up."""
     searcher, queries = (
         Searcher(run, corpus_folder(run.workdir), many=True),
         QuerySource.open(root / "data").read()[:12],

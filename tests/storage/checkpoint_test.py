@@ -398,7 +398,7 @@ NAMES = ["run[1]", "seed=[1,2]", "a*b", "a?b", "[!a]", "two\nlines", "{0}", "x" 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
-    """Even if there is a sibling folder which the name would match as a pattern."""
+    """A sibling folder has a name that this name would match as a pattern."""
     sibling = name.translate({ord("*"): "x", ord("?"): "x"}).replace("[1]", "1")
     for folder in dict.fromkeys((sibling, name)):
         saved(tmp_path / folder / "checkpoints", steps=2)

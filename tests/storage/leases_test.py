@@ -98,7 +98,7 @@ def test_one_of_many_jobs_gets_a_lease(tmp_path: Path) -> None:
 
 
 def test_the_first_published_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even by a job that checked before the file existed, and got the lease afterwards."""
+    """It is kept even by a job that checked before the file existed, and got the lease afterwards."""
     claim = Leases.claim
     seen: list[Leases] = []
 
@@ -118,7 +118,7 @@ def test_the_first_published_file_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("ahead", [-1, 1])
 def test_a_lease_without_renewal_expires(ahead: int, leases: Leases, others: Leases) -> None:
-    """By the clock of the disk. ahead=1: the clock was set back after the last renewal."""
+    """The disk's clock counts. ahead=1: the clock was set back after the last renewal."""
     lease = claimed(others)
     say(lease, -ahead * (leases.bound - 20), **FAR)
     assert leases.claim("a") is None
@@ -295,7 +295,7 @@ def test_a_living_job_renews_its_leases(tmp_path: Path) -> None:
 
 
 def test_nothing_remains_without_published_files(tmp_path: Path) -> None:
-    """Not even the folder exists unless something was published."""
+    """The folder itself does not exist until something is published."""
     folder = tmp_path / "new"
     with Leases(folder) as leases:
         assert not folder.exists()
@@ -444,7 +444,7 @@ def test_jobs_that_are_killed_and_stopped_at_random(tmp_path: Path) -> None:
 
 
 def test_long_leases_are_renewed(tmp_path: Path) -> None:
-    """Even if the duration is longer than a thread can wait, the renewal does not end by an error."""
+    """The duration may be longer than a thread can wait: the renewal must not end by an error."""
     with Leases(tmp_path, 1e30) as leases:
         leases.claim("x")
         leases._renewal.join(0.1)

@@ -53,7 +53,7 @@ with (new_folder if sys.argv[2] == "True" else atomic_write)(Path(sys.argv[1])):
 @pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="needs /proc")
 @pytest.mark.parametrize("folder", [False, True])
 def test_leftovers_of_a_process_that_has_ended_are_removed_at_once(folder: bool, tmp_path: Path) -> None:
-    """Also if the final path exists now."""
+    """They are removed even if the final path exists now."""
     path = tmp_path / "out"
     subprocess.run([sys.executable, "-c", KILLED, str(path), str(folder)], env=environment(), check=False)
     assert len([*tmp_path.iterdir()]) == 1

@@ -58,7 +58,8 @@ def test_a_parameter_is_named(objective: RetrievalObjective, params: Any, value:
 
 @pytest.mark.slow
 def test_a_text_of_a_packed_batch_is_named() -> None:
-    """On whichever device it is: each device packs texts in its own order, so the diagnosis computes them padded."""
+    """The text may be on any device: each device packs texts in its own order, so the diagnosis computes them
+    padded."""
     mesh = make_mesh(devices=jax.devices()[:4])
     objective = make_objective(DUAL_ENCODER, mesh, DEEP)
     params, batch = make_params(objective.model), make_batch(16)

@@ -221,7 +221,7 @@ def test_a_warmup_that_never_ends_is_told_and_kept(
 def test_other_passages_of_validation_are_told_on_resuming(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run goes on, and data.json describes the new passages."""
+    """The run continues, and data.json describes the new passages."""
     corpus, run = tmp_path / "corpus", tmp_path / "run"
     shutil.copytree(root / "data", corpus)
     keys = {"validation__corpus": str(corpus), "train__checkpoint_every": 1}
@@ -367,7 +367,7 @@ def skips(odd: Path) -> tuple[Path, int]:
 def test_a_step_that_is_not_finite_is_skipped_and_counted(
     skips: tuple[Path, int], odd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also across an interruption. The schedule does not count the skipped step."""
+    """The count continues after an interruption. The schedule does not count the skipped step."""
     (workdir, bad), config = skips, config_of(odd, **SKIPS)
     assert 1 < bad < STEPS
     counts = [line["skipped_steps"] for line in lines(workdir)]
@@ -387,7 +387,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
 
 @pytest.mark.exhaustive
 def test_too_many_skipped_steps_stop_the_run(skips: tuple[Path, int], odd: Path, tmp_path: Path) -> None:
-    """In the second epoch: all skipped steps count, not only consecutive ones."""
+    """The run stops in the second epoch: all skipped steps count, not only consecutive ones."""
     shutil.copytree(skips[0], tmp_path / "run")
     longer = config_of(odd, train__steps=12, **SKIPS)
     message = (
@@ -650,7 +650,7 @@ def test_a_tokenizer_with_more_words_than_the_encoder_is_an_error(root: Path, tm
 
 
 def test_nonfinite_weights_are_an_error(root: Path, tmp_path: Path) -> None:
-    """Even in a run without steps."""
+    """They are an error even in a run without steps."""
     shutil.copytree(root / "encoder", tmp_path / "encoder")
     weights = load_file(tmp_path / "encoder" / "model.safetensors")
     name = next(name for name in weights if "layer.1" in name and name.endswith("dense.weight"))

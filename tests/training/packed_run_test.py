@@ -51,7 +51,8 @@ def run(root: Path, name: str, **overrides: Any) -> tuple[Path, ConfigDict, Trai
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_packed_run_equals_a_padded_one(accumulate: int, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With dropout and chunks, if padded texts are as long as packed rows; also with several batches per step."""
+    """The losses are equal with dropout and chunks, if padded texts are as long as packed rows; also with several
+    batches per step."""
     options = {"data__dev": "", "train__accumulate": accumulate}
     padded, _, _ = run(root, f"padded-{accumulate}", **options)
     whole = root / f"whole-{accumulate}"

@@ -91,9 +91,9 @@ def make_batch(case: str, seed: int = 0) -> Batch:
     "case", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in CASES]
 )
 def test_packed_texts_equal_padded_ones(case: str) -> None:
-    """On one device, and over eight in chunks. Each mesh is compared with itself; device_invariance_test.py compares
-    meshes. Padded texts are as long as packed rows are after the encoder, so that the masks of dropout are equal,
-    too."""
+    """They are compared on one device, and over eight in chunks. Each mesh is compared with itself;
+    device_invariance_test.py compares meshes. Padded texts are as long as packed rows are after the encoder, so that
+    the masks of dropout are equal, too."""
     programs = [(gradient(case, 8, 8), 16), (gradient(case, 1, 0), 1)]
     batch, head = make_batch(case), head_of(case)
     for program, bins in programs[: 1 if case == "one_layer" else 2]:

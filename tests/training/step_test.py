@@ -371,7 +371,7 @@ def separately(family: str) -> tuple[Any, Any]:
     ],
 )
 def test_an_accumulated_gradient_equals_the_mean_of_its_batches(family: str, mesh: str) -> None:
-    """With dropout: each batch has the masks of a separate step."""
+    """Dropout is on: each batch has the masks of a separate step."""
     terms, gradients = gradients_of(mesh, family, stacked(0, 1, 2), 2, COUNT)
     expected_terms, expected = separately(family)
     assert float(terms.loss) == pytest.approx(float(expected_terms.loss), rel=TOLERANCE)

@@ -116,7 +116,7 @@ def test_steps_of_adapters_equal_those_of_one_device(settings: dict[str, Any]) -
 def test_a_run_stops_and_resumes_as_without_the_axis(
     more: dict[str, Any], first: dict[str, int], tmp_path: Path
 ) -> None:
-    """With validation, and from a checkpoint of another mesh; the vectors of the run are the same, too."""
+    """The run has validation, and resumes from a checkpoint of another mesh; its vectors are the same, too."""
     encoder, data = write_divisible_model(tmp_path / "encoder"), write_data(tmp_path / "data")
     more = {**more, "head__token": "last", "optimizer__decay": "none", "train__batch_size": 16}
     alone, shared = tmp_path / "alone", tmp_path / "shared"

@@ -715,7 +715,7 @@ def test_columns_are_those_of_the_first_record(tmp_path: Path) -> None:
 
 
 def test_a_label_is_0_or_1(tmp_path: Path) -> None:
-    """Even if the first records, by which a format is detected, have only labels of 1: then 2 and 0.05 are not
+    """The first records, by which a format is detected, may have only labels of 1: then 2 and 0.05 are not
     positives."""
     pair = {"sentence1": "a b", "sentence2": "c"}
     path = tmp_path / "t.jsonl"

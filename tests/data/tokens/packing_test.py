@@ -125,7 +125,7 @@ def test_every_batch_fits_into_a_size() -> None:
 @pytest.mark.table
 @pytest.mark.parametrize(("bins", "most"), [(8, 1.09), (16, 1.12)])
 def test_bins_of_few_texts_are_filled(bins: int, most: float) -> None:
-    """By rows of several widths: rows of 256 are too coarse for a bin of a thousand tokens."""
+    """Rows of several widths fill them: rows of 256 are too coarse for a bin of a thousand tokens."""
     sample = [lengths_like(131, 128, seed) for seed in range(40)]
     side = choose_row_shape(sample, 256, 1, bins, 768)
     assert len({size.width for size in side.sizes[:3]}) > 1

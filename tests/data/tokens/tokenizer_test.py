@@ -314,7 +314,7 @@ def test_a_broken_tokenizer_json_is_named(tmp_path: Path) -> None:
 
 
 def test_padding_uses_the_tokenizers_pad_id(tmp_path: Path) -> None:
-    """From tokenizer to batch, with the ids of [PAD] and [MASK] exchanged, so that 0 is an ordinary token."""
+    """The ids of [PAD] and [MASK] are exchanged, from tokenizer to batch, so that 0 is an ordinary token."""
     folder = write_encoder(tmp_path)
     settings = read_json(folder / "tokenizer.json")
     vocabulary = settings["model"]["vocab"]

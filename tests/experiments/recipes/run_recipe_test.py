@@ -597,7 +597,7 @@ def test_explicit_keys_override_the_encoders_directory(two: Callable[..., list[A
 def test_two_stages_run_to_the_table(
     two: Callable[..., list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a dev set: validation belongs to training, and is tested there."""
+    """There is no dev set, because validation is part of training and tested there."""
     keys = {"train__steps": 2, "data__dev": ""}
     records = {path.stem: read_with_digest(path) for path in two(**keys)}
     steps = ["mine", "train", "encode", "search"]

@@ -79,8 +79,8 @@ def step(config: ConfigDict) -> AbstractProgram:
 
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.id)
 def test_the_models_of_a_row_are_built(row: PaperRow) -> None:
-    """With the published shapes of its encoder, so that the config names no layer, head or pooling that the encoder
-    lacks."""
+    """The model has the published shapes of its encoder, so the config cannot name a layer, head or pooling that the
+    encoder lacks."""
     for name, config in case_configs(row.id).items():
         config = change_config(config, {"data.train": "train"}, name)
         check_config(config)

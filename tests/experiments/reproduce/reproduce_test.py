@@ -58,7 +58,7 @@ def test_a_row_has_as_many_numbers_as_measures() -> None:
 
 @pytest.mark.parametrize("row", [row for row in RUNNABLE if row.config], ids=lambda row: row.id)
 def test_every_config_of_a_row_builds(row: PaperRow) -> None:
-    """With the row's keys, in every stage of a recipe: no row can name a setting that does not exist."""
+    """The config has the row's keys, in every stage of a recipe: no row can name a setting that does not exist."""
     for case in row.cases():
         config = load_config(case.config)
         require_keys(config, row.set, case.config)

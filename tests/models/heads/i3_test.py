@@ -109,7 +109,7 @@ def test_the_paper_variant_reads_all_tokens_the_released_one_cls() -> None:
 @pytest.mark.table
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_the_vector_depends_on_the_reconstruction(variant: str) -> None:
-    """Also without labels. The vector can depend on this bias only through the pseudo-tokens Z."""
+    """The test has no labels. The vector can depend on this bias only through the pseudo-tokens Z."""
     retriever, params = make(variant)
     tokens = make_tokens(ROWS, LENGTH)
     before = np.asarray(encode(retriever, params, tokens).vectors)

@@ -1,4 +1,4 @@
-"""One vector for a list of vectors: by hand, and against loops written from the paper."""
+"""One vector for a list of vectors, against values by hand, and against loops written from the paper."""
 
 from __future__ import annotations
 

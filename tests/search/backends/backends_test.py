@@ -233,7 +233,7 @@ def test_upper_norms_are_above_the_norm_and_flag_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("n", [4 * proof.GROUP * 3 + 1, 1000, 1024])
 def test_keep_best_of_long_rows_is_that_of_a_sort(n: int) -> None:
-    """By groups, wherever the best scores are: side by side, in one group, at either end, or equal."""
+    """The best are chosen by groups, wherever they are: next to each other, in one group, at either end, or equal."""
     scores = np.random.default_rng(n).standard_normal((6, n)).astype(np.float32)
     groups = n // proof.GROUP
     for row, best in enumerate(([0, 1, 2, 3], [n - 1, n - 2, n - 3, 0], [5 + i * groups for i in range(4)])):
