@@ -118,7 +118,7 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
         assert index.search(QUESTIONS, 9) == before, "the same passages as before, with their texts"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert index.search(QUESTIONS, 9) == before, "control: with only one of the two calls"
+        assert index.search(QUESTIONS, 9) == before, "control: the warning comes once"
     assert index.refresh()
     assert index.search(QUESTIONS, 9)[1][0].id == "x"
     assert not index.is_stale()

@@ -125,7 +125,7 @@ def test_a_second_search_compiles_nothing_and_reads_only_its_passages(root: Path
         (hits,) = index.search(["paper light"], k=3)
         assert compilations.count == first
         texts = sum(len(hit.text) + len(hit.title) for hit in hits)
-        assert texts < searcher.bytes_read - read < texts + 3 * 60, "three lines of the corpus's file"
+        assert texts < searcher.bytes_read - read < texts + 3 * 60, "three lines of the corpus's file are read"
         assert index._searcher.encoded_corpus is opened
         index.search(["river stone music light paper forest market winter silver garden"], k=3)
         assert compilations.count > first, "control: a longer question is another program"

@@ -160,7 +160,7 @@ def test_stored_values_meet_the_passages_of_their_questions(tmp_path: Path) -> N
     assert passages_of(work, CLAIM.measure, digest, 3) == ["a", "a", "b"]
     with pytest.raises(ValueError, match=r"nDCG@10 .*questions .*2"):
         passages_of(replace(work, answers={"q1": "a", "q9": "b"}), CLAIM.measure, digest, 3)
-    assert len(set(passages_of(work, PERPLEXITY, digest, 3))) == 3, "three passages, each for itself"
+    assert len(set(passages_of(work, PERPLEXITY, digest, 3))) == 3, "each of the three passages is a group"
 
 
 def test_of_vectors_equal_up_to_rounding_the_first_wins() -> None:

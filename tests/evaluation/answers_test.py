@@ -101,7 +101,9 @@ def test_answers_as_regular_expressions(data_dir: Path) -> None:
     ranks = {query.id: [("d", 2.0), (key, 1.0)] for query, key in zip(queries, "adbc", strict=True)}
     first_ranks = answer_ranks(ranks, queries, texts, 2, "regex")
     assert list(first_ranks.values()) == [2, None, 2, 2]
-    assert list(answer_ranks(ranks, queries, texts, 2).values()) == [None] * 4, "control: the patterns as strings"
+    assert list(answer_ranks(ranks, queries, texts, 2).values()) == [None] * 4, (
+        "control: as strings, the patterns match nothing"
+    )
     marks = [Query("q", "?", ("Beyonc\u00e9|\\d{4}", " "))]
     assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "BEYONCE\u0301"}, 1, "regex") == {"q": 1}
     assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "Beyonce"}, 1, "regex") == {"q": None}

@@ -81,7 +81,7 @@ def test_equal_systems_do_not_differ() -> None:
     result = paired_comparison(values(0, 20), values(0, 20), seed=0)
     assert (result.difference, result.low, result.high) == (0, 0, 0)
     assert (result.p_permutation, result.queries) == (1, 20)
-    assert (result.t, result.p_t) == (None, None), "0 / 0"
+    assert (result.t, result.p_t) == (None, None), "0 / 0 is undefined"
 
 
 def test_bad_input_is_an_error() -> None:
@@ -113,7 +113,7 @@ def test_drawn_sign_vectors_agree_with_all_of_them() -> None:
     assert drawn * 1024 == pytest.approx(round(drawn * 1024), abs=1e-9), (
         "the observed sum counts, too: (1 + n) / (1 + 1023)"
     )
-    assert randomization(np.ones(40), 1000, np.random.default_rng(0)) == 1 / 1001, "never 0"
+    assert randomization(np.ones(40), 1000, np.random.default_rng(0)) == 1 / 1001, "p is never 0"
 
 
 def test_holm() -> None:

@@ -70,7 +70,7 @@ def outcome(server: Server, folder: Path, part: str) -> object:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         return trained(folder)
-    unclocked = ("corpus.json",)  # it has the time of the corpus at which this run read it
+    unclocked = ("corpus.json",)  # it has the time of the corpus that this run read
     return {name: data for name, data in files.items() if name.startswith(part) and not name.endswith(unclocked)}
 
 

@@ -113,9 +113,9 @@ CAPITAL = re.compile(r" {4}([\w*, ]+): (?!None|False|True|Hugging)([A-Z][a-z]+|A
 PREPOSITION = re.compile(
     r" {4}([\w*, ]+): (about|after|as|at|before|by|for|from|if|in|is|its|of|on|so|that|their|those|to|where|with)\b"
 )
-RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # another function's errors
-# the errors are described for another function
-LIBRARIES = {"jax"}  # whose names need no use in the module
+RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # the errors of another function
+# A name in backticks, or a call of it. A module need not use the names of these libraries.
+LIBRARIES = {"jax"}
 BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
 BUGS = {"AssertionError", "NotImplementedError"}  # raised for mistakes in this project, and never caught
 MOST_PARAMETERS, ARGS_FROM, MOST_WORDS = 7, 4, 5

@@ -140,7 +140,7 @@ def test_two_pools_are_one_record_without_scores() -> None:
 def test_a_window_of_ranks() -> None:
     example = NegativeSelector(MiningSettings(depth=5, skip=4, answers=False)).make_example(ASKED, [FOUND], TEXTS)
     assert example is not None
-    assert [p.id for p in example.negatives] == ["near"], "the depth counts ranks before any filter"
+    assert [p.id for p in example.negatives] == ["near"], "ranks are counted before any filter"
 
 
 def test_a_sample_depends_on_seed_and_query_alone() -> None:
@@ -157,7 +157,7 @@ def test_a_sample_depends_on_seed_and_query_alone() -> None:
     assert drawn(1) == drawn(1) != drawn(2)
     assert drawn(1) != drawn(1, "another")
     assert drawn(1) == drawn(1, pools=2)[:5] != drawn(1, pools=2), "with two pools, other ranks are drawn"
-    assert drawn(1) == sorted(drawn(1), key=lambda key: int(key[1:])), "in rank order"
+    assert drawn(1) == sorted(drawn(1), key=lambda key: int(key[1:])), "negatives are in rank order"
 
 
 def test_a_teacher_scores_a_record_of_another_file_only_for_the_same_text() -> None:

@@ -279,7 +279,7 @@ def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path
     scored = replace(here, teacher=str(root / "run.trec"), settings=replace(TOP, margin=0.1))
     mine_negatives(scored)
     assert any(e.score_count for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())), (
-        "the scores of the teacher"
+        "the scores come from the teacher"
     )
 
 

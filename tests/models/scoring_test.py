@@ -48,7 +48,7 @@ def test_score_is_query_by_passage_and_the_maximum_over_vectors(arrays: tuple[np
     assert scores.shape == (Q, N)
     np.testing.assert_allclose(scores, brute_force(*arrays).max(axis=-1), rtol=0, atol=1e-5)
     mean = np.where(arrays[2][None], brute_force(*arrays), 0).mean(axis=-1)
-    assert np.abs(np.asarray(scores) - mean).max() > 0.1, "control: a mean is not a maximum"
+    assert np.abs(np.asarray(scores) - mean).max() > 0.1, "control: the mean differs from the maximum"
 
 
 def test_padding_does_not_win_when_every_score_is_negative() -> None:

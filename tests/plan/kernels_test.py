@@ -100,15 +100,15 @@ def test_flash_compiles_and_keeps_no_weights(chips: str, most: int) -> None:
 def test_flash_compiles_for_decoders(chips: str) -> None:
     cases = DECODERS + GEMMA
     for (length, heads, *_), (plain, kernel) in zip(cases, temporaries(chips, "flash", cases), strict=True):
-        assert plain > 8192 * heads * length * 2, "the weights of 8,192 tokens in bfloat16"
+        assert plain > 8192 * heads * length * 2, "plain attention holds the weights of 8,192 tokens in bfloat16"
         assert kernel < plain / 8
 
 
 @pytest.mark.exhaustive
 def test_cudnn_compiles_for_decoders() -> None:
     for (length, heads, *_), (plain, kernel) in zip(DECODERS, temporaries("h100:1", "cudnn", DECODERS), strict=True):
-        assert plain > 8192 * heads * length * 2, "the weights of 8,192 tokens in bfloat16"
-        assert kernel < plain / 8, "the workspace of XLA and cuDNN"
+        assert plain > 8192 * heads * length * 2, "plain attention holds the weights of 8,192 tokens in bfloat16"
+        assert kernel < plain / 8, "the kernel needs only a workspace of XLA and cuDNN"
 
 
 @pytest.mark.exhaustive
@@ -116,4 +116,4 @@ def test_cudnn_compiles_for_decoders() -> None:
 def test_cudnn_compiles_and_keeps_no_weights(chips: str) -> None:
     ((plain, kernel),) = temporaries(chips, "cudnn", [(512, 12, 64, "bfloat16", 0.0)])
     assert plain > 100 * 2**20
-    assert kernel < 40 * 2**20, "the workspace of XLA and cuDNN"
+    assert kernel < 40 * 2**20, "the kernel needs only a workspace of XLA and cuDNN"

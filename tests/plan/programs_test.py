@@ -205,7 +205,7 @@ def test_without_data_a_packed_run_has_the_longest_texts_in_rows() -> None:
     config.tokens.query_length, config.tokens.packing, config.train.chunk_size = 30, True, 32
     retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
     shapes = measure_workload(config, retriever, PlanTexts(None), devices=4).shapes
-    assert (shapes.packed_queries, shapes.packed_passages) == ((8, 32), (16, 256)), "in each of 16 parts"
+    assert (shapes.packed_queries, shapes.packed_passages) == ((8, 32), (16, 256)), "the rows of each of 16 parts"
     assert shapes.computed(16) == 128 * 32 + 256 * 256
 
 

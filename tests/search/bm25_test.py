@@ -55,7 +55,7 @@ def test_scores_equal_a_loop_in_float64(monkeypatch: pytest.MonkeyPatch) -> None
             total += inverse * count / (count + k1 * (1 - b + b * len(text) / mean))
         return total
 
-    assert len(set(stems.values())) == len(words), "stemming keeps all words apart"
+    assert len(set(stems.values())) == len(words), "no two words have the same stem"
     monkeypatch.setattr(bm25_index, "_BLOCK", 7)
     query = ["river", "garden", "river"]
     index = BM25.of(passages, BM25Settings(k1=1.3, b=0.6))

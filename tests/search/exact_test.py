@@ -365,7 +365,7 @@ def test_near_ties_of_all_passages(whole: int, name: str, n_vectors: int, monkey
     passages: np.ndarray = np.repeat(gaussian(1, n_vectors, 16), 700, axis=0)
     places = np.random.default_rng(3).integers(0, 16, 700)
     passages[np.arange(700), 0, places] = np.nextafter(passages[np.arange(700), 0, places], np.float32(9))
-    passages[::7] = 0  # the error of the other passages could exceed their score, so it is summed exactly
+    passages[::7] = 0  # the error bound of the others makes their score uncertain, so it is summed exactly
     queries = gaussian(5, 16, seed=5)
     queries[0] = 0
     result = search(queries, blocks(passages, 90), 10, select_backend(name))

@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "late": {"head__name": "colbert", "head__colbert__late": True, "head__colbert__projection": 6},
     "splade": {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)},
 }
-# A process NUMBER of COUNT that searches in all these ways; it writes NAME.trec, and the rows it held to NUMBER.json.
+# A process NUMBER of COUNT that searches in all these ways; it writes NAME.trec, and what it held to NUMBER.json.
 SEARCHES = """
 import json, sys
 from pathlib import Path

@@ -732,7 +732,7 @@ def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path)
         for one in (open_as_encoded(run.workdir.path, "best", encoded_corpus), run)
     )
     assert as_encoded == pytest.approx(score, abs=1e-3)
-    assert as_trained != pytest.approx(score, abs=1e-2), "cut to the training lengths, it is another text"
+    assert as_trained != pytest.approx(score, abs=1e-2), "with the lengths of training, the text is cut"
     with pytest.raises(ValueError, match=r"query_length is 41; it must be 3 to 40"):
         open_run(run.workdir, query_length=41)
     with pytest.raises(ValueError, match=r"passage_length is 2; it must be 3 to 40"):

@@ -88,7 +88,7 @@ def test_a_body_has_at_most_the_allowed_bytes(length: dict[str, str], counters: 
     client = Client(counters)
     assert client.ask(b"{}" + b" " * 50, b" " * 49, headers=length) == 413
     assert client.endpoint.began == 0
-    assert client.ask(b"{}" + b" " * 50, b" " * 48) == 200, "control: 100 bytes"
+    assert client.ask(b"{}" + b" " * 50, b" " * 48) == 200, "control: a body of 100 bytes is allowed"
 
 
 def test_a_body_must_arrive_in_time(counters: Counters) -> None:
@@ -107,7 +107,7 @@ def test_the_answer_of_a_client_that_is_gone_is_cancelled(counters: Counters) ->
     client = Client(counters, seconds=0.1)
     assert client.ask(b"{}", goes=True) == 0
     assert (client.endpoint.began, client.endpoint.ended) == (1, 0)
-    assert client.ask(b"{}") == 200, "control: a waiting client"
+    assert client.ask(b"{}") == 200, "control: the client waits"
 
 
 def test_every_path_but_the_page_and_the_state_needs_the_token(counters: Counters) -> None:

@@ -110,7 +110,7 @@ def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPat
     assert opened == [1, 2, 3, 4, 5]
     for number in (5, 1, 4, 3):
         use(number)
-    assert opened == [1, 2, 3, 4, 5], "these stayed open"
+    assert opened == [1, 2, 3, 4, 5], "the last four stayed open"
     use(2)
     assert opened == [1, 2, 3, 4, 5, 2], "control: this one was closed"
 

@@ -116,7 +116,7 @@ def test_filters_two_runs_and_the_link(page: Any, server: Running) -> None:
     until(page, lambda: texts(page, "section h2") == ["mlr", "late"])
     left, right = page.find_elements(By.CSS_SELECTOR, "section")
     assert left.location["y"] == right.location["y"], "the models are next to each other"
-    assert any(" → " in text for text in texts(page, "section:last-child .chip")), "pairs of tokens"
+    assert any(" → " in text for text in texts(page, "section:last-child .chip")), "the tokens that won are shown"
     assert texts(page, "li .only"), "passages that only one model has are marked"
     shown = texts(page, "li h3")
     _, answer = server.ask("/search", {"queries": ["paper light"], "filter": {"colour": "red"}, "model": "mlr"})

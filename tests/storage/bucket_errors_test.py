@@ -237,7 +237,7 @@ def test_two_sources_are_not_mixed_by_copies_at_once(gcs: Server, tmp_path: Path
     assert ": 2 copied" in jaxret(gcs[1], "copy", str(tmp_path / "one"), "gs://bucket/run", "--verify").stdout
     assert "has files of another source" in jaxret(gcs[1], "copy", str(tmp_path / "other"), "gs://bucket/run").stderr
     assert not any("copying" in name for _, name in gcs[0].objects)
-    # A damaged log can only be an older copy of itself; if a log has new lines, the copy also replaces other damage.
+    # A damaged log is replaced only by the same file; a log with more lines lets the copy also replace other damage.
     files = json.loads(gcs[0].objects["bucket", "run/files.json"][1])["files"]
     keys = {name: ("bucket", f"run/{parts[0]}") for name, (_, _, *parts) in files.items()}
     log = gcs[0].objects.pop(keys["metrics.jsonl"])

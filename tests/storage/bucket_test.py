@@ -472,7 +472,7 @@ assert sorted(folder.files()) == [f"corpus/{number:02}" for number in range(1, 4
     run_script(script, gcs[1], str(tmp_path / "file"))
     names = [name for _, name in gcs[0].requests]
     look = names[names.index("run/first") + 1 : names.index("run/second")]
-    assert len(look) == 2, "the list and the manifest"
+    assert len(look) == 2, "it reads the list and the manifest"
 
 
 def test_a_refresh_does_not_search_all_keys_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -664,7 +664,7 @@ time.sleep(600)
     (living,) = (tmp_path / "jaxret" / "working").iterdir()
     jobs[1].kill()
     jobs[1].communicate()
-    assert living in copies, "the copy of the running process"
+    assert living in copies, "the copy of the running process stays"
 
 
 def test_a_copy_that_cannot_be_published_stays_and_the_others_are_published(gcs: Server, tmp_path: Path) -> None:

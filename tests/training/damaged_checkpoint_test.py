@@ -27,7 +27,7 @@ def test_all_processes_go_on_from_one_checkpoint(tmp_path: Path) -> None:
 
     train()
     checkpoints = workdir / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["2", "4"], "the best and the last"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["2", "4"], "the best and the last checkpoint"
     newest = checkpoints / "4"
     expected = json.loads((newest / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]["digests"]
     parts = list(newest.glob("params/ocdbt.process_1/d/*"))

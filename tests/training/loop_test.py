@@ -848,7 +848,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside(
     config, workdir = config_of(root, validation__best="metric"), tmp_path / "run"
     shutil.copytree(whole[0], workdir)
     checkpoints = workdir / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["3", "6"], "the best and the last"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["3", "6"], "the best and the last checkpoint"
     for path in (checkpoints / "6").glob(file):
         path.write_bytes(b"")
     if not file.startswith("progress"):  # a reader of weights does not open the state of the optimizer

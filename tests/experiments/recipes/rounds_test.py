@@ -58,7 +58,7 @@ def test_the_recipe_of_ance() -> None:
     assert [rounds[0].pools, rounds[0].config.train.start_from] == [("warm_up",), "warm_up"]
     assert {stage.config.optimizer.learning_rate for stage in rounds} == {1e-6}
     assert (warm_up.config.optimizer.learning_rate, warm_up.config.train.batch_size) == (2e-4, 32)
-    assert {stage.config.tokens.passage_length for stage in (warm_up, *rounds)} == {512}, "all have one contract"
+    assert {stage.config.tokens.passage_length for stage in (warm_up, *rounds)} == {512}, "all runs have one contract"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_recipe_with_warm_up_rounds_and_a_student(
     ranked = best_passages(tmp_path / "run" / "ance-1", tmp_path / "data", queries, BM25["depth"])
     assert all(chosen and chosen <= ranked[query] for query, chosen in negatives(second).items())
     assert not all(chosen <= ranked[query] for query, chosen in negatives(first).items()), (
-        "the first round's negatives are not"
+        "control: those of the first round are not all ranked high"
     )
     assert negatives(first) != negatives(second)
     assert records["ance-2.mine"]["inputs"]["pools"] == {"ance-1": records["ance-1.encode"]["files"]}

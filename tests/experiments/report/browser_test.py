@@ -100,7 +100,7 @@ def test_dark_mode_is_dark(browser: Any, report: str) -> None:
     show(browser, report, scheme="dark")
     dark = browser.execute_script(colour), browser.execute_script(ink)
     assert (min(light[0]) > 200, max(light[1]) < 80) == (True, True)
-    assert (max(dark[0]) < 60, min(dark[1]) > 200) == (True, True), "also in pictures"
+    assert (max(dark[0]) < 60, min(dark[1]) > 200) == (True, True), "pictures are dark, too"
 
 
 def test_a_table_is_sorted_by_keyboard(browser: Any, report: str) -> None:

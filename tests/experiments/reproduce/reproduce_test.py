@@ -229,7 +229,7 @@ def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Pa
     done = subprocess.run([sys.executable, "-m", "jaxret", *mine], capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in Path(mine[-1].removeprefix("--out=")).read_text().splitlines()]
-    assert [record["query_id"] for record in records] == ["0", "1", "2", "3", "4"], "every judged query"
+    assert [record["query_id"] for record in records] == ["0", "1", "2", "3", "4"], "the file has every judged query"
     assert all(record["negative_passages"] for record in records)
 
 
@@ -334,7 +334,7 @@ def test_stages_and_tables_share_a_run() -> None:
 
     assert folder("i3/2/i3-stage-1") == folder("i3/2/i3-stage-2")
     assert folder("mlr/4/mlr-stage-2") == PLACES.workdir / "mlr-4-mlr-stage-1" / "msmarco_titles"
-    assert folder("mlr/section-4.2.2/mlr-4") == folder("mlr/1/bert-last-four"), "the verb of both is train"
+    assert folder("mlr/section-4.2.2/mlr-4") == folder("mlr/1/bert-last-four"), "both train with the verb train"
     agg = PLACES.workdir / "aggretriever-2-distilbert-agg" / "msmarco"
     assert folder("aggretriever/7/128-640") == folder("aggretriever/8/full") == agg
     assert folder("aggretriever/8/semi") != agg

@@ -174,7 +174,7 @@ def test_keep_last_layer_is_a_slice_of_all_layers(selection: Selection) -> None:
 def test_bfloat16_stays_near_float32() -> None:
     config, params, tokens, expected = load("tiny_bert")
     states = encode(config, params, tokens, dtype=jnp.bfloat16).states
-    assert states.dtype == jnp.float32, "the stream of hidden states"
+    assert states.dtype == jnp.float32, "hidden states are summed in float32"
     mask = np.asarray(tokens.mask)
     for rounded, exact in zip(np.asarray(states, np.float32), expected):
         error = np.linalg.norm((rounded - exact)[mask]) / np.linalg.norm(exact[mask])

@@ -127,7 +127,7 @@ def test_bfloat16_is_near_and_recomputation_is_equal(kind: str) -> None:
     again = encode(config, params, tokens, compute=Compute(recompute="layer")).states
     assert distance(again, expected, tokens.mask) <= TOLERANCE
     half = encode(config, params, tokens, compute=Compute(jnp.bfloat16)).states
-    assert half.dtype == jnp.float32, "the stream of hidden states"
+    assert half.dtype == jnp.float32, "hidden states are summed in float32"
     real = np.asarray(tokens.mask)
     error = np.linalg.norm((half - expected)[:, real]) / np.linalg.norm(expected[:, real])
     assert 1e-4 < error < 5e-2  # torch's error in bfloat16 is between 1 and 3 %

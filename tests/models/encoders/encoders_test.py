@@ -253,7 +253,7 @@ def test_fewer_layers_recomputation_and_bfloat16(kind: str) -> None:
     again = np.asarray(encode(config, params, tokens, compute=Compute(recompute="cheap")).states)[:, mask]
     np.testing.assert_allclose(again, expected, atol=1e-5 * max(1, np.abs(expected).max()))
     half = encode(config, params, tokens, compute=Compute(jnp.bfloat16)).states
-    assert half.dtype == jnp.float32, "the stream of hidden states"
+    assert half.dtype == jnp.float32, "hidden states are summed in float32"
     error = np.linalg.norm(np.asarray(half, np.float32)[:, mask] - expected) / np.linalg.norm(expected)
     assert 1e-4 < error < 5e-2
     for layers in (1, config.num_layers - 1):

@@ -181,7 +181,7 @@ def test_an_explicit_empty_prompt_allows_published_prompts() -> None:
 def test_titles_are_joined_as_the_directory_implies_unless_the_config_says_otherwise() -> None:
     base, explicit = get_config(), ["tokens.title_separator"]
     assert base.tokens.title_separator == "auto"
-    # The last has no head.token "cls": a key from before 0.2.0.
+    # The last has the settings that were stored before 0.2.0.
     for settings, expected in ((MEAN, " "), ({}, "[SEP]"), ({"head.token": "mean"}, "[SEP]")):
         assert apply_settings(base, settings, "there")[0].tokens.title_separator == expected
         assert apply_settings(base, settings, "there", explicit)[0].tokens.title_separator == expected

@@ -135,7 +135,7 @@ def test_recomputation_changes_nothing_and_bfloat16_little() -> None:
     again = encode(config, params, tokens, compute=Compute(recompute="cheap")).states
     assert distances(again, expected, tokens.mask).max() <= TOLERANCE
     half = encode(config, params, tokens, compute=Compute(jnp.bfloat16)).states
-    assert half.dtype == jnp.float32, "the stream of hidden states"
+    assert half.dtype == jnp.float32, "hidden states are summed in float32"
     # Two gated layers amplify rounding errors; attention_test.py bounds those of attention alone.
     assert 1e-3 < distances(half, expected, tokens.mask).max() < 0.2
 

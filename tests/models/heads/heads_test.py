@@ -214,4 +214,4 @@ def test_viewers_of_a_pretrained_encoder_differ(minilm_dir: Path) -> None:
     """Viewers are drawn with a large deviation, so that their vectors differ from the start."""
     assert spread(minilm_dir) > 0.01
     assert spread(minilm_dir, deviation=0.02) < 1e-5, "control: viewers as small as the encoder's words give one vector"
-    assert spread(minilm_dir, first_id=1) < 1e-5, "control: so are unused words"
+    assert spread(minilm_dir, first_id=1) < 1e-5, "control: unused words give one vector, too"

@@ -212,7 +212,7 @@ def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     np.testing.assert_allclose(one, other, atol=1e-5)
     np.testing.assert_allclose(one, one[:, :1].repeat(5, axis=1), atol=1e-5)
     two = module.apply(params, hidden, hidden[:, :2], jnp.ones((2, 2), bool), LAYOUT)
-    assert float(jnp.abs(two - two[:, :1]).max()) > 0.1, "control: with two keys it does"
+    assert float(jnp.abs(two - two[:, :1]).max()) > 0.1, "control: with two keys, the result depends on the query"
 
 
 def test_a_reconstructor_layer_equals_transformers_cross_attention_layer() -> None:

@@ -94,7 +94,7 @@ def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, en
             assert len(set(rows)) == k
             assert [scores[row] for row in rows] == result.scores[query].tolist()
             assert rows == sorted(rows, key=lambda row: (-scores[row], row))
-    assert encoded_corpus.ids([0, 3]) == ["d0", "d4"], "control: deleted rows are not numbered"
+    assert encoded_corpus.ids([0, 3]) == ["d0", "d4"], "control: rows do not count deleted passages"
 
 
 @pytest.mark.table

@@ -227,7 +227,7 @@ def test_no_row_is_sorted_completely(texts: tuple[np.ndarray, np.ndarray], monke
     assert isinstance(held, DeviceVectors)
     lowered = search_cells.lower(compress(queries, held.precision), held.vectors, held.rows, held.layout, K, held.mesh)
     program = str(lowered.compile().as_text())
-    assert program.count('custom_call_target="TopK"') == 4, "groups, the best in them, cells, devices"
+    assert program.count('custom_call_target="TopK"') == 4, "one each for groups, the best groups, cells and devices"
     assert " sort(" not in program
 
 

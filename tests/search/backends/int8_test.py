@@ -128,7 +128,7 @@ def test_few_vectors_are_all_returned() -> None:
     np.testing.assert_array_equal(rows[0], np.argsort(-(numbers @ QUERY[0])))
     assert bound[0] == -np.inf
     _, _, bound = Quantized(faiss, numbers).best(QUERY, 20)
-    assert bound[0] == scores[0, 20], "a vector that was multiplied again and is not among the best"
+    assert bound[0] == scores[0, 20], "the best of the vectors that were multiplied again but not returned"
 
 
 @pytest.mark.parametrize("n_vectors", [1, 3])

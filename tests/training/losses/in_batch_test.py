@@ -438,7 +438,7 @@ def test_unscored_passages_have_no_effect() -> None:
     padded = TEACHER.copy()
     padded[1, 3] = -15
     assert float(taught(only(kl=KlSettings(1.0)), padded).terms["kl"]) == pytest.approx(1.279722, rel=2e-6), (
-        "control: I3's"
+        "control: I3 gives such a passage a score of -15"
     )
     for column in (slice(None), slice(0, 1), slice(1, None)):
         lost = TEACHER.copy()
@@ -484,7 +484,7 @@ def test_annealing_uses_epochs_of_the_data(examples: int, batch_size: int) -> No
         first, middle, last = step * batch_size, (step + 0.5) * batch_size, (step + 1) * batch_size - 1
         epoch = int(settings.epoch(jnp.int32(step)))
         assert first // examples <= epoch <= last // examples
-        if middle % examples:  # in a batch of two epochs, either one is right
+        if middle % examples:  # if the middle is between two epochs, either one is right
             assert epoch == middle // examples
 
 

@@ -334,7 +334,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     second = json.loads((tmp_path / "again.trec.eval.json").read_text())
     assert second["cost"] == {"bytes_per_passage": 0.0}
     assert second["answers"]["mean"].keys() == {"Accuracy@1", "Accuracy@5"}, (
-        "the tail, which is not scored, counts, too"
+        "answers are also searched in the tail, which is not scored"
     )
     now = RankingSource.open(again).read()
     texts = {passage.id: passage.text for passage in Corpus.open(data).read()}
@@ -486,7 +486,9 @@ def test_an_exported_run_has_the_same_scores(workdir: Path, tmp_path: Path) -> N
         {"q": Query("q", "silver river")}, long, [("q", "p")]
     )
     assert [str(one).partition(":")[0] for one in cut] == ["1 queries", "1 passages", "1 pairs"]
-    assert str(cut[2]).endswith("100.0% cut at 40 tokens, 7.0% of tokens lost"), "4 + 40 - 1 of 40 positions"
+    assert str(cut[2]).endswith("100.0% cut at 40 tokens, 7.0% of tokens lost"), (
+        "the pair has 4 + 40 - 1 tokens, the model 40 positions"
+    )
     for open_long in (
         lambda: open_pretrained_reranker(str(tmp_path / "out"), 38),
         lambda: open_reranker(workdir, query_length=38),
