@@ -62,8 +62,9 @@ class Routes:
         self._start_time = int(time.time())
         self._ready = False
         self._stop = threading.Event()
-        # Filters wait for each other in this thread, and do not occupy the threads of requests.
-        self._filters = ThreadPoolExecutor(1, "filters")
+        # Openings of filters and of changed corpora wait for each other in this thread, and do not occupy the threads
+        # of requests.
+        self._opener = ThreadPoolExecutor(1, "opener")
         self._filter_limit = FilterLimit()
 
     def warm_up(self) -> None:
@@ -84,9 +85,9 @@ class Routes:
         log_event("ready", programs=programs, seconds=round(time.perf_counter() - start, 1))
 
     def stop(self) -> None:
-        """End `warm_up` after the program that is being compiled, and end the thread that opens filters."""
+        """End `warm_up` after the program that is being compiled, and end the thread that opens filters and corpora."""
         self._stop.set()
-        self._filters.shutdown(wait=False, cancel_futures=True)
+        self._opener.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> dict[tuple[str, str], Endpoint]:
         """Return (method, path) -> endpoint. A path that ends with / includes all paths below it."""
@@ -98,6 +99,7 @@ class Routes:
             "/rerank": self._rerank,
             "/search": self._search,
             "/explain": self._explain,
+            "/refresh": self._refresh,
         }
         gets: dict[str, Endpoint] = {
             "/v1/models": self._openai_models,
@@ -313,7 +315,7 @@ class Routes:
         async with self._filter_limit.hold(json.dumps([model.name, filters], sort_keys=True)):
             with _corpus_at_hand(request):
                 loop = asyncio.get_running_loop()
-                searcher = await loop.run_in_executor(self._filters, model.filters.open, filters)
+                searcher = await loop.run_in_executor(self._opener, model.filters.open, filters)
             yield searcher
 
     async def _explain(self, request: Request, body: Body) -> Response:
@@ -337,6 +339,29 @@ class Routes:
             raise explanation
         return JSONResponse({"model": model.name, "explanation": explanation})
 
+    async def _refresh(self, request: Request, body: Body) -> Response:
+        body.require_keys("model")
+        if name := body.get("model", str, ""):
+            self._of_task(name, ServedRetriever, "a retriever, which /refresh needs")
+        if not self._ready:
+            raise _starting()
+        with _corpus_at_hand(request, "; the old passages are still searched"):
+            names = [name] if name else list(self._models)
+            changes = await asyncio.get_running_loop().run_in_executor(self._opener, self._refresh_corpora, names)
+        return JSONResponse({"refreshed": changes})
+
+    def _refresh_corpora(self, names: Sequence[str]) -> list[str]:
+        """Open those corpora of models again that were changed, and return the names of these models. Requests that
+        arrive before a corpus is open search the old passages."""
+        changes = []
+        for name in names:
+            model = self._models[name]
+            if isinstance(model, ServedRetriever) and model.is_stale:
+                self._models[name] = model = model.refreshed()
+                log_event("refresh", model=name, passages=model.passages)
+                changes.append(name)
+        return changes
+
     async def _fields(self, request: Request, body: Body) -> Response:
         model = self._of_task(request.query_params.get("model", ""), ServedRetriever, "a retriever")
         if not self._options.search:
@@ -356,7 +381,7 @@ class Routes:
 
     async def _compute(self, operation: Operation, items: Sequence[Any]) -> list[Any]:
         if not self._ready:
-            raise RefusalError(503, "the server is starting: /health says when it is ready", "starting")
+            raise _starting()
         return await asyncio.wrap_future(self._device.submit(operation, items))
 
     async def _tokens(self, model: ServedRetriever, texts: Sequence[str], *arguments: Any) -> list[np.ndarray]:
@@ -401,6 +426,10 @@ class Routes:
         elif explicit and _SIDES[side_name] != _SIDES[side]:
             raise RefusalError(422, f"model {shown(name)} contradicts the side {side}")
         return self._of_task(front, ServedRetriever, "a retriever, which embeddings need"), _SIDES[side_name]
+
+
+def _starting() -> RefusalError:
+    return RefusalError(503, "the server is starting: /health says when it is ready", "starting")
 
 
 @contextmanager
@@ -452,5 +481,5 @@ def _model_facts(model: ServedModel) -> dict[str, Any]:
     if model.searcher:
         facts["corpus"] = {"name": model.encoded_name, **model.searcher.encoded_corpus.corpus_identity}
         facts["backend"] = model.searcher.description
-        facts["stale"] = model.searcher.is_stale()
+        facts["stale"] = model.is_stale
     return facts

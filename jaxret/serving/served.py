@@ -7,6 +7,7 @@ compiles the programs of all these shapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import jax
@@ -22,6 +23,7 @@ from jaxret.models.encoders.stack import split_layers
 from jaxret.models.heads.head import Side
 from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.runs.embedder import Embedder
+from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
@@ -89,6 +91,7 @@ class ServedRetriever:
         length = open_encoded(folder, verify=False).fingerprint["contract"].get("passage_length") if folder else None
         retriever = Retriever.open(workdir, checkpoint, passage_length=length)
         run: Run = replace(retriever.run, padding=served_length)
+        self._uncut_run, self._search_options = run, search
         self.searcher = Searcher(run, folder, search, many=True) if folder else None
         self.run = self.searcher.run if self.searcher else run  # the searcher's run cuts vectors like the corpus
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
@@ -122,6 +125,32 @@ class ServedRetriever:
     def side_is_single(self, side: Side) -> bool:
         """Return whether the texts of a side have one dense vector."""
         return self.single or (side == "query" and not self.run.model.late_interaction and not self.run.model.sparse)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether passages were appended, deleted or encoded again since the corpus was opened."""
+        return self.searcher is not None and self.searcher.is_stale()
+
+    def refreshed(self) -> ServedRetriever:
+        """Return this model with the corpus as it is now, ready to be searched; this model stays as it is.
+
+        Raises ContractError if the corpus was encoded again with other settings, or if it has no passage left, and
+        OSError if its files cannot be read.
+        """
+        base = self._searcher()
+        try:
+            searcher = Searcher(self._uncut_run, base.folder, self._search_options, many=True)
+        except ValueError as error:
+            raise ContractError(str(error)) from error
+        if searcher.encoded_corpus.dimension != base.encoded_corpus.dimension:
+            raise ContractError(f"{base.folder} has vectors of another size than before; restart the server")
+        searcher.embedder = self.embedder  # its programs are compiled
+        if self.options.texts:
+            _require_texts(searcher)
+        model = copy(self)
+        model.searcher, model.filters = searcher, FilterSearchers(searcher)
+        model.warm_up(sides=("query",))
+        return model
 
     # In the thread of a request
 
@@ -209,12 +238,19 @@ class ServedRetriever:
         return [self._explained(*item, top) for item in items]
 
     def warm_up(
-        self, report: Callable[[str], object] = lambda text: None, should_stop: Callable[[], bool] = lambda: False
+        self,
+        report: Callable[[str], object] = lambda text: None,
+        should_stop: Callable[[], bool] = lambda: False,
+        sides: Sequence[Side] = ("query", "passage"),
     ) -> int:
-        """Compile all programs, and return their number. `report` is called with a text about each part; `should_stop`
-        returns whether to leave out the rest."""
+        """Compile the programs of both sides, and return the number of programs.
+
+        Args:
+            report: called with a text about each part.
+            should_stop: called before each program; returns whether to leave out the rest.
+            sides: sides whose programs are compiled. Those of queries include the searches.
+        """
         late_interaction = self.run.model.late_interaction
-        sides: tuple[Side, ...] = ("query", "passage")
         for side in sides:
             tokenizer = self.run.tokenizer
             limit = tokenizer.query_length if side == "query" else tokenizer.passage_length

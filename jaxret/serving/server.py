@@ -54,19 +54,20 @@ def serve(
     with bound_socket(options.host, options.port) as listener:
         require_token(options.host, token)
         models = open_served(workdirs, encoded_name, checkpoint, options, search)
+        names = [model.name for model in models]
         device = DeviceThread(_BATCHES * options.batch, options.queue)
         counters = Counters(device)
         try:
             routes = Routes(models, device, options, counters)
+            del models  # only the routes hold them: a corpus that is opened again releases the memory of the old one
             endpoints = routes.endpoints() | {("GET", "/"): page_endpoint()}
             gateway = Gateway(endpoints, options, counters, token, bool(os.environ.get("JAXRET_DEBUG")))
-            names = ", ".join(model.name for model in models)
             listener.listen(_BACKLOG)  # a client that reads the printed address can connect at once
             address = _address(listener)
 
             def announce() -> None:
-                print(f"{names} at {address} (compiling; /health says when it is ready)", flush=True)
-                emit("serving", address=address, models=[model.name for model in models])
+                print(f"{', '.join(names)} at {address} (compiling; /health says when it is ready)", flush=True)
+                emit("serving", address=address, models=names)
 
             _run(_Server(_config(gateway, options), announce), routes, listener)
         finally:

@@ -158,7 +158,7 @@ def test_a_filter_is_opened_in_the_thread_of_filters_alone(device: DeviceThread)
         routes.stop()
     assert isinstance(statuses.pop(3), asyncio.CancelledError)
     assert statuses == [200] * 11
-    assert opened == [("filters", str(number)) for number in range(12)]
+    assert opened == [("opener", str(number)) for number in range(12)]
     assert set(used) >= {str(number) for number in range(12) if number != 3}
 
 

@@ -1,14 +1,19 @@
-"""A served run that ranks documents."""
+"""A served run: documents, and a corpus that changes."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
-from jaxret.api import Hit, Index, Retriever
+import pytest
+
+from jaxret.api import EncodeOptions, Hit, Index, Retriever
 from jaxret.data.chunks import document_id
 from jaxret.data.records import Passage
 from jaxret.experiments.explain import explain, vector_labels
+from jaxret.index.update import delete_ids
+from jaxret.runs.mismatch import ContractError
 from jaxret.search.search_options import SearchOptions
 from jaxret.serving.serve_options import ServeOptions
 from jaxret.serving.served import ServedRetriever
@@ -44,3 +49,38 @@ def test_winners_and_explanations_of_a_document_are_those_of_its_best_passage(tm
         labels = vector_labels(run, run.tokenizer.passages([passage]), "passage")
         assert hit.winners == tuple(labels[place] for place in hit.vectors)
         assert served.explained([(question, None, hit.id)], 5) == [explain(run, question, passage, 5)]
+
+
+def test_a_refreshed_model_searches_the_changed_corpus(tmp_path: Path) -> None:
+    """The old model answers as before, because requests may still use it. A corpus that cannot be opened is refused."""
+    write_encoder(tmp_path / "encoder")
+    write_data(tmp_path / "data", train=2, dev=1)
+    untrained_run(tmp_path / "run", tmp_path / "encoder", tmp_path / "data", normalize=True)
+    passages = [Passage(key, text) for key, text in CHUNKS.items()]
+    index = Index.build(Retriever.open(tmp_path / "run"), passages, progress=False)
+    old = ServedRetriever(str(tmp_path / "run"), "", "best", ServeOptions(batch=2), SearchOptions())
+    assert not old.is_stale
+
+    def search(model: ServedRetriever) -> list[tuple[str, str]]:
+        assert model.searcher is not None
+        (answer,) = model.search(model.tokens(["winter market paper"], "query"), 5, model.searcher, texts=True)
+        return [(hit.id, hit.text) for hit in answer.hits]
+
+    before = search(old)
+    index.append([Passage("c#0", "winter market paper")], progress=False)
+    assert old.is_stale
+    new = old.refreshed()
+    assert not new.is_stale
+    assert search(new)[0] == ("c#0", "winter market paper")
+    assert new.filters is not None
+    assert len(search(new)) == len(before) + 1 == new.passages
+    assert search(old) == before
+
+    folder = tmp_path / "run" / "embeddings" / new.encoded_name
+    delete_ids(folder, dict.fromkeys([*CHUNKS, "c#0"]))
+    with pytest.raises(ContractError, match="all were deleted"):
+        new.refreshed()
+    shutil.rmtree(folder)
+    Index.build(Retriever.open(tmp_path / "run"), passages, folder.name, EncodeOptions(dimension=8), progress=False)
+    with pytest.raises(ContractError, match="restart the server"):
+        new.refreshed()

@@ -412,6 +412,45 @@ def test_a_run_without_vectors_and_a_corpus_without_texts(runs: Path, tmp_path: 
     assert "no text can be shown; --notexts serves ids and scores without texts" in " ".join(line.split("): "))
 
 
+def test_a_refresh_while_clients_search(runs: Path, tmp_path: Path) -> None:
+    """Every answer is that of one state of the corpus, and none fails."""
+    untrained_run(tmp_path / "run", runs / "encoder", runs / "data", normalize=True)
+    Index.build(Retriever.open(tmp_path / "run"), runs / "corpus.jsonl", "docs", progress=False)
+    with running(tmp_path / "stderr", str(tmp_path / "run"), "--batch=2") as server:
+        answers: list[tuple[int, Any]] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            while not done.is_set():
+                answers.append(server.ask("/search", {"queries": ["blue castle"], "k": 1000}))
+
+        client = threading.Thread(target=ask)
+        client.start()
+        assert server.ask("/refresh", {}) == (200, {"refreshed": []})
+        index = Index.open(Retriever.open(tmp_path / "run"), "docs")
+        index.append([Passage("new", "blue castle")], progress=False)
+        assert server.ask("/info")[1]["models"][0]["stale"] is True
+        assert server.ask("/refresh", {"model": "run"}) == (200, {"refreshed": ["run"]})
+        last = server.ask("/search", {"queries": ["blue castle"], "k": 1000})
+        done.set()
+        client.join()
+        assert server.ask("/info")[1]["models"][0]["stale"] is False
+        shutil.rmtree(tmp_path / "run" / "embeddings" / "docs")
+        status, answer = server.ask("/refresh", {})
+        assert status == 503
+        assert answer["error"]["message"].endswith("the old passages are still searched")
+        assert server.ask("/search", {"queries": ["blue castle"], "k": 1000, "texts": False})[0] == 200
+        assert server.ask("/refresh", {"name": "run"})[0] == 422
+    sizes = []
+    for status, answer in [*answers, last]:
+        assert status == 200, answer
+        ids = [hit["id"] for hit in answer["results"][0]]
+        assert answer["corpus"]["passages"] == len(ids) == PASSAGES + ("new" in ids)
+        sizes.append(len(ids))
+    assert sizes == sorted(sizes), "after an answer of the new corpus, none of the old one"
+    assert (sizes[0], sizes[-1]) == (PASSAGES, PASSAGES + 1)
+
+
 # Clients that misbehave
 
 
