@@ -37,9 +37,15 @@ def normalized_text(text: str) -> str:
     return " ".join(text.lower().split())
 
 
+def normalized_passage(passage: Passage) -> str:
+    """Return the normalized text of a passage, or its title if it has no text: all passages that have only a title have
+    the same text."""
+    return normalized_text(passage.text) or normalized_text(passage.title)
+
+
 def _same_text(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    texts = {normalized_text(text) for text in (case.query.text, *(positive.text for positive in case.positives))}
-    return np.array([normalized_text(passage.text) in texts for passage in case.passages], bool)
+    texts = {normalized_text(case.query.text), *map(normalized_passage, case.positives)}
+    return np.array([normalized_passage(passage) in texts for passage in case.passages], bool)
 
 
 def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 from jaxret.data.errors import Policy
 from jaxret.data.records import Example, Passage
 from jaxret.evaluation.answers import AnswerMatcher
-from jaxret.mining.filters import normalized_text
+from jaxret.mining.filters import normalized_passage
 from jaxret.mining.training_queries import TrainingQuery, stream_mined_examples
 
 NEAR_SHARE = 0.8  # two texts are nearly the same if they have this share of their words in common
@@ -47,9 +47,9 @@ class MiningAudit:
         self.without_negatives += not example.negatives
         self.negatives += len(example.negatives)
         positive_ids = relevant | {positive.id for positive in example.positives}
-        texts = {normalized_text(positive.text) for positive in example.positives}
+        texts = set(map(normalized_passage, example.positives))
         bags = [_words(positive) for positive in example.positives]
-        repeats = [p.id in positive_ids or normalized_text(p.text) in texts for p in example.negatives]
+        repeats = [p.id in positive_ids or normalized_passage(p) in texts for p in example.negatives]
         self.repeats_positive += sum(repeats)
         self.positive_of_other_query += sum(
             p.id in all_positives and p.id not in positive_ids for p in example.negatives
@@ -100,7 +100,7 @@ def audit_mined_file(path: Path, queries: Iterable[TrainingQuery], match: str = 
 
 
 def _words(passage: Passage) -> frozenset[str]:
-    return frozenset(passage.text.lower().split())
+    return frozenset(normalized_passage(passage).split())
 
 
 def _is_near(words: frozenset[str], bags: Iterable[frozenset[str]]) -> bool:

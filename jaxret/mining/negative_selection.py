@@ -13,7 +13,7 @@ from jaxret.data.formats import hash_id
 from jaxret.data.records import Example, Passage
 from jaxret.data.tokens.teacher import with_scores
 from jaxret.evaluation.answers import AnswerMatcher
-from jaxret.mining.filters import RetrievedPassages, filter_passages, normalized_text
+from jaxret.mining.filters import RetrievedPassages, filter_passages, normalized_passage
 from jaxret.mining.mining_settings import SAMPLE, MiningSettings
 from jaxret.mining.pools import PoolResult, RankingFilePool
 from jaxret.mining.training_queries import TrainingQuery
@@ -168,10 +168,10 @@ def positive_scores(
     texts: dict[str, float] = {}
     if not all(math.isfinite(pool_scores.get(positive.id, math.nan)) for positive in training_query.positives):
         for passage in passages:
-            texts.setdefault(normalized_text(passage.text), scores.get(passage.id, math.nan))
+            texts.setdefault(normalized_passage(passage), scores.get(passage.id, math.nan))
 
     def score(positive: Passage) -> float:
         score_by_id = pool_scores.get(positive.id, scores.get(positive.id, math.nan))
-        return score_by_id if math.isfinite(score_by_id) else texts.get(normalized_text(positive.text), score_by_id)
+        return score_by_id if math.isfinite(score_by_id) else texts.get(normalized_passage(positive), score_by_id)
 
     return [score(positive) for positive in training_query.positives]

@@ -57,6 +57,15 @@ def test_candidates_remaining_after_each_filter(settings: dict[str, Any], left: 
     assert names(**settings) == left
 
 
+def test_passages_without_text_are_compared_by_title() -> None:
+    gold, passages = Passage("gold", "", "River Seine"), [Passage("copy", "", "river seine"), Passage("far", "", "Cat")]
+    assert names(replace(CASE, positives=(gold,), passages=tuple(passages), scores=SCORES[:2])) == ["far"]
+    selector, results = NegativeSelector(MiningSettings()), [PoolResult([("far", 2.0), ("copy", 1.0)], {})]
+    example = selector.make_example(TrainingQuery(QUERY, (gold,)), results, {p.id: p for p in passages})
+    assert example is not None
+    assert (example.positive_scores, example.negative_scores) == ((1.0,), (2.0,))
+
+
 def test_answers_may_be_regular_expressions() -> None:
     query = replace(QUERY, answers=(r"\bl\w+s on the seine",))
     case = replace(CASE, query=query)
