@@ -79,7 +79,7 @@ def _by_row(field: Field) -> tuple[np.ndarray, np.ndarray]:
 
 def value_type(values: Sequence[str]) -> pa.DataType:
     """Return the type that keeps all values, which are JSON, unchanged: 007 is a text."""
-    if all(re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) and value != "-0" for value in values):
+    if all(re.fullmatch(r"0|-?[1-9]\d{0,18}", value) and -(2**63) <= int(value) < 2**63 for value in values):
         return pa.int64()
     if all(map(_is_number, values)):
         return pa.float64()

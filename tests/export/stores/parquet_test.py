@@ -244,6 +244,9 @@ def test_flags_of_stores_are_for_stores(runs: RunsByKind, tmp_path: Path) -> Non
     ("values", "kind"),
     [
         (["1", "-20"], "int64"),
+        (["9223372036854775807", "-9223372036854775808"], "int64"),
+        (["9223372036854775808"], "string"),
+        (["-0"], "string"),
         (["1", "2.5"], "double"),
         (["007", "8"], "string"),
         (["true", "false"], "bool"),
