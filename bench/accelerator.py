@@ -42,10 +42,10 @@ PEERS = {  # scripts of bench/ and their arguments on a GPU
     "train_step": "--cases full ragged --rounds=4 --queries=128 --dtype=bfloat16",
     "encode": "--texts=2000 --rounds=3 --dtype=bfloat16",
 }
-LEAST_USE = 0.3  # of the full rate of products; a smaller share is reported
+LEAST_USE = 0.3  # a share of the full rate of products; a smaller one is reported
 ATTENTION_ERROR = 0.01  # in bfloat16, of values and gradients, relative to the largest of each: 2.6 of its steps
-LOSS_ERROR = 1e-3  # of two processes against one, relative, in bfloat16
-SCORE_ERROR = 1e-5  # of exact scores, relative to the largest
+LOSS_ERROR = 1e-3  # the relative error of two processes against one, in bfloat16
+SCORE_ERROR = 1e-5  # the error of exact scores, relative to the largest
 NO_PLAN = "not compared"  # the verdict on a time for which there is no plan
 
 

@@ -38,7 +38,7 @@ PACKAGES = (
     "jax", "jaxlib", "numpy", "scipy", "faiss-cpu", "torch", "transformers", "peft", "sentence-transformers",
     "onnxruntime", "pyseismic-lsr",
 )  # fmt: skip
-LEAST_SHARE = 0.9  # of the cores, for an idle machine
+LEAST_SHARE = 0.9  # the share of the cores that an idle machine gives
 MOST_SECONDS = 1.15  # relative to the fastest calibration
 MARGIN = 1.05  # a median ratio that grew by less has not changed
 

@@ -72,7 +72,7 @@ def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
     rest = options.passages * ID - outcome.fetched  # a job ends when it has read all ids
     outcome.fetched += rest
     outcome.seconds += rest / options.bandwidth
-    deletes = math.ceil((1 + LEASES) * shards / 32) * options.latency  # of groups and leases, by the last job
+    deletes = math.ceil((1 + LEASES) * shards / 32) * options.latency  # the last job deletes groups and leases
     outcome.seconds += deletes
     outcome.writes += (1 + LEASES) * shards
     return outcome

@@ -4,7 +4,7 @@ python bench/encode_pipeline.py --workdir=RUN --corpus=FOLDER_OR_FILE --passages
 
 The model alone gets the same batches of tokens from memory, and vectors are copied to the host. From text, the corpus
 is read, checked, tokenized, encoded and written into a new folder, whose digests are all compared again. Both have
-compiled programs, and rounds are interleaved. A ratio is that of a round, or, on a busy machine, that of the least
+compiled programs, and rounds are interleaved. A ratio compares two times of a round, or, on a busy machine, the least
 times. A quarter of the corpus is also encoded, because time should grow linearly. On a CPU, the type is exact float32;
 elsewhere, the run's settings apply.
 """

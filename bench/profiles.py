@@ -154,7 +154,8 @@ def profile_start(folder: Path, most: int) -> None:
     draw(retriever, folder, 10_000)
     arguments = ["-m", "jaxret", "search", f"--workdir={folder / 'run'}", "--query=how do I sort a list?"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(folder / "cache")}
-    environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}  # as for a user
+    # Python writes bytecode, like for a user.
+    environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
 
     def run(*options: str) -> str:
         command = [sys.executable, *options, *arguments]

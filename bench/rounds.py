@@ -21,7 +21,7 @@ REPEATS = 64  # about 0.04 s on a core with instructions for SHA-256
 REST = 0.15  # seconds until threads of OpenBLAS (after a tenth), torch, FAISS and XLA stop spinning
 
 T = TypeVar("T")
-Seconds = Mapping[str, list[float]]  # of each round, by system
+Seconds = Mapping[str, list[float]]  # the time of each round, by system
 
 
 def cores() -> int:

@@ -66,7 +66,7 @@ def agree(result: Any, scores: Any, rows: Any) -> None:
         raise AssertionError(f"{differ.mean():.1%} of the ids differ from the peer's")
 
 
-Seconds = dict[tuple[str, int], list[float]]  # of every round, by system and rows
+Seconds = dict[tuple[str, int], list[float]]  # the time of every round, by system and rows
 
 
 def report(k: int, rows: int, first: int, seconds: Seconds, notes: dict[tuple[str, int], str]) -> None:

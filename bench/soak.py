@@ -39,14 +39,14 @@ sys.path.insert(0, str(REPOSITORY))
 
 PASSAGES, QUESTIONS = 1000, 100
 BATCH = 10  # passages that are appended or deleted at a time
-CHANGES = 600  # at most, of the corpus
+CHANGES = 600  # the most changes of the corpus
 COLOURS = ("red", "blue", "green")
-KILLS = 20  # of the training
+KILLS = 20  # kills of the training
 INDEX = "soak"  # it searches all of its eight lists, so its candidates are complete
-TOLERANCE = 1e-4  # of a score: the last bits of a vector depend on its batch
+TOLERANCE = 1e-4  # the error of a score: the last bits of a vector depend on its batch
 SECONDS = 5.0  # between two samples of a process
-GROWTH_MIB, GROWTH_SHARE = 24, 0.05  # of memory, from the first quarter to the last
-GROWTH_OPEN = 4  # of descriptors, and of threads
+GROWTH_MIB, GROWTH_SHARE = 24, 0.05  # growth of memory from the first quarter to the last
+GROWTH_OPEN = 4  # growth of the number of descriptors, or of threads
 SERVER = "jaxret serve"
 ENVIRONMENT = {
     "PYTHONPATH": str(REPOSITORY),

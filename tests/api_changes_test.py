@@ -226,7 +226,7 @@ def test_filters(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     "family", ["one vector", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in list(FAMILIES)[1:])]
 )
 def test_rows_are_ids_and_vectors(family: str, opened: Callable[..., Retriever], tmp_path: Path) -> None:
-    """The rows of all parts, without deleted passages, in blocks."""
+    """Blocks contain the rows of all parts, without deleted passages."""
     retriever = opened(tmp_path / "run", family)
     data = [jaxret.Passage(f"p{n}", f"river {'stone ' * (n % 3)}{n}") for n in range(12)]
     encoding = jaxret.EncodeOptions(shard_rows=5)

@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _mark_each_test(items)
     exhaustive = {table for item in items if (table := _table(item)) and item.get_closest_marker("exhaustive")}
     begun: set[str] = set()
-    cases: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # by table and its daily case
+    cases: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # keys: a table and its daily case
     for item in items:
         if daily := item.get_closest_marker("daily"):
             table, _, case = item.nodeid.removesuffix("]").partition("[")
@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("slow")
             begun.add(table)
     for (table, case), collected in cases.items():
-        if case not in collected and len(collected) > 1:  # with one case only, another was named on the command line
+        if case not in collected and len(collected) > 1:  # if there is one case, the command line named another
             raise pytest.UsageError(f"{table} has no case {case!r}, which is marked as daily")
     daily_tables = {_table(item) for item in items if not any(item.get_closest_marker(name) for name in LONG)}
     config.stash[DAILY_TABLES] = {table: table in daily_tables for table in sorted(exhaustive)}

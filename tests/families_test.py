@@ -114,7 +114,7 @@ TABLE = [
 ]
 
 
-DAILY = ("mlr", "self_contrastive", "t5", False)  # with a pooling, another encoder, and untied
+DAILY = ("mlr", "self_contrastive", "t5", False)  # this has a pooling, another encoder, and untied encoders
 LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm", "splade")  # other families cover these
 
 

@@ -142,5 +142,5 @@ def test_opening_an_index_leaks_no_objects(run: Path) -> None:
     left = (open_again(8) - before) / 8
     assert left < 600
     index = Index.open(Retriever.open(run))
-    assert sys.getallocatedblocks() - before - left * 8 > 2000, "control"
+    assert sys.getallocatedblocks() - before - left * 8 > 2000, "control: an open index needs more blocks"
     assert index.retriever.run.workdir.path == run

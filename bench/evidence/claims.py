@@ -50,7 +50,8 @@ class Mine:
 
 @dataclass(frozen=True)
 class Pretrain:
-    """An encoder from scratch, in `model`, trained on the texts of all data sets; `start` has its initial weights."""
+    """A run that trains an encoder from scratch on the texts of all data sets. `model` has the encoder, and `start` its
+    initial weights."""
 
     method: str
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -112,8 +113,8 @@ def from_scratch(model: str, **keys: Any) -> dict[str, Any]:
     }
 
 
-# MVR's viewers and I3 use the position of [CLS], which MiniLM's layers hardly use: RetroMAE's [CLS] was trained to
-# represent a text.
+# MVR's viewers and I3 need the state of [CLS]. RetroMAE's was trained to represent a text; MiniLM's layers hardly use
+# this position.
 RETROMAE = "@retromae/model"
 ANNEALED = {"loss.annealing_rate": 0.2, "loss.annealing_floor": 0.3}  # .37 in the sixth and last epoch
 

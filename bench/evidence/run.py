@@ -176,7 +176,7 @@ def main() -> None:
     if arguments.step:
         make(work, arguments.step[0], int(arguments.step[1]))
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # this also ends the step
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the process of the step ends, too
     command = [sys.executable, __file__, f"--data={arguments.data}", f"--workdir={folder}", f"--results={results}"]
     lock = FolderLock(folder, "working through claims")
     try:

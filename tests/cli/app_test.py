@@ -432,7 +432,7 @@ def test_xla_logs_are_shown_only_for_debugging(debug: str) -> None:
 
 
 def test_a_working_directory_that_was_deleted_does_not_matter(tmp_path: Path) -> None:
-    """Only relative paths need it."""
+    """Only relative paths need the working directory."""
     program = 'cd "$0" && rmdir "$0" && exec "$1" -m jaxret cache'
     variables = environment() | {"PYTHONPATH": str(REPOSITORY)}
     (tmp_path / "gone").mkdir()

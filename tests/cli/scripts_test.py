@@ -140,8 +140,8 @@ def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_start_of_a_search_imports_and_traces_little(root: Path) -> None:
-    """Imports of large modules, and traces of the encoder, are most of a question's time in a new process; garbage
-    collection was a tenth of it."""
+    """In a new process, imports of large modules and traces of the encoder take most of the time of a question; garbage
+    collection took a tenth of it."""
     run = open_run(root / "run")
     encode_corpus(run, Corpus.open(root / "data"), "start", progress=False)
     program = """

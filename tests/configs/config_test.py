@@ -340,7 +340,7 @@ def test_a_shrunken_recipe_runs(name: str, suffix: str, tmp_path: Path, monkeypa
         config.tokens.query_length = config.tokens.passage_length = 120
         shapes = json.loads((encoder / "config.json").read_text())
         (encoder / "config.json").write_text(json.dumps(shapes | {"max_position_embeddings": 120}))
-    if config.lora.rank:  # at most the tiny encoder's width
+    if config.lora.rank:  # it is at most the tiny encoder's width
         config.lora.rank = 4
     if config.loss.kl.weight:  # a teacher's scores of each query's positive and negative
         scores = tmp_path / "teacher.trec"

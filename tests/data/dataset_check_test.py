@@ -190,7 +190,7 @@ def test_files(rows: list, expected: str, tmp_path: Path) -> None:
 
 
 def test_the_negatives_of_a_query_are_counted(tmp_path: Path) -> None:
-    """Like sentence-transformers, it takes each further column of texts as negatives, whatever its name."""
+    """Each further column of texts contains negatives, whatever its name, like in sentence-transformers."""
     rows = [{"anchor": f"question {n}", "positive": f"river {n}", "source": f"page {n}"} for n in range(3)]
     path = lines(tmp_path / "rows.jsonl", *rows, {"anchor": "question 0", "positive": "river 9", "source": "page 9"})
     output = check_source(f"st.tuples:{path}").lines

@@ -37,7 +37,7 @@ def test_means_and_deviations_are_over_runs(compared: SystemComparison) -> None:
     means = [np.mean(list(values["R@5"].values())) for values in SYSTEMS["mlr"]]
     score = compared.score("mlr", "R@5")
     assert score.mean == pytest.approx(np.mean(means))
-    assert score.deviation == pytest.approx(abs(means[0] - means[1]) / np.sqrt(2))  # of two seeds: n - 1 is 1
+    assert score.deviation == pytest.approx(abs(means[0] - means[1]) / np.sqrt(2))  # with two seeds, n - 1 is 1
     assert compared.score("one", "R@5").deviation is None
 
 
@@ -156,7 +156,9 @@ def test_tests_of_several_sets_are_corrected_together() -> None:
     every = [test for one in SETS.values() for test in one.tests]
     expected = holm([test.comparison.p_permutation for test in every])
     assert [test.holm_permutation for test in every] == pytest.approx(expected)
-    assert expected != pytest.approx([test.holm_permutation for test in alone.tests] * 2), "control"
+    assert expected != pytest.approx([test.holm_permutation for test in alone.tests] * 2), (
+        "control: a correction within each set differs"
+    )
 
 
 def test_several_sets_are_one_table_with_their_mean() -> None:

@@ -97,7 +97,7 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
     forums = {f"cqadupstack-{forum}": entry(0.1, path=f"cqadupstack-{forum}.test.q16.json") for forum in FORUMS}
     results = {"scifact": entry(0.1, path="scifact.test.q16.json"), "cqadupstack": combined_members(forums)}
     write(tmp_path / "run" / "eval", "scifact.test.json", 0.3)
-    write(tmp_path / "run" / "eval", "scifact.test.q16.json", 0.4)  # of the same lengths: this result is preferred
+    write(tmp_path / "run" / "eval", "scifact.test.q16.json", 0.4)  # it has the same lengths, so it is preferred
     write(tmp_path / "bm25", "cqadupstack-android.test.json", 0.2)
     write(tmp_path / "bm25", "cqadupstack-english.test.json", 0.4)
     columns = read_columns([str(tmp_path / "run"), f"BM25={tmp_path / 'bm25'}"], results)

@@ -45,7 +45,7 @@ def test_read_export_gives_the_runs_vectors(name: str, tmp_path: Path) -> None:
     expected = run.embedder()(tokens, "passage").flat
     np.testing.assert_allclose(namespace["passages"][0], expected, atol=1e-5)
     assert np.abs(namespace["retriever"].passages([TEXT])[0][0] - expected[0]).max() > 1e-3, (
-        "control: without the title"
+        "control: without the title, the vector differs"
     )
     if name in ("mlr", "me_bert", "colbert"):
         numpys: dict[str, Any] = {"np": np}

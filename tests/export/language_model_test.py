@@ -55,7 +55,7 @@ def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
     write_json(settings, read_json(settings) | {"prompts": prompts, "truncate_dim": 12})
     for length in ("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"):
         path = tmp_path / "out" / length[0]
-        write_json(path, read_json(path) | {length[1]: 40})  # with room for the instruction
+        write_json(path, read_json(path) | {length[1]: 40})  # the length has room for the instruction
     write_dense(tmp_path / "out", (30, 48, 24))
     import_model(str(tmp_path / "out"), tmp_path / "again")
     run = open_run(tmp_path / "again")

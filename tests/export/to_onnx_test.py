@@ -73,7 +73,9 @@ def test_activations(activation: str, tmp_path: Path) -> None:
     graph.save(tmp_path / "y.onnx", {"y": [len(x)]})
     outputs = run_graph(tmp_path / "y.onnx", np.ones((1, 1)), np.ones((1, 1)))["y"]
     np.testing.assert_allclose(outputs, jax.jit(ACTIVATIONS[activation])(x), atol=2e-6)
-    assert np.abs(outputs - np.asarray(jax.jit(ACTIVATIONS["gelu"])(x))).max() > 1e-4, "control"
+    assert np.abs(outputs - np.asarray(jax.jit(ACTIVATIONS["gelu"])(x))).max() > 1e-4, (
+        "control: gelu gives other numbers"
+    )
 
 
 def test_large_weights_are_in_a_separate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

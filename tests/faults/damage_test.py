@@ -120,7 +120,7 @@ class Victim:
         return False
 
     def look(self, trials: Trials, what: str, path: Path, acts: tuple[str, ...]) -> None:
-        """Use the damaged run in each way until one is refused; count this as one trial."""
+        """Use the damaged run in one way after another, until one is refused; count all of them as one trial."""
         for place, act in enumerate(acts):
             counted = trials.survived
             refused = self.trial(trials, what, path, getattr(self, act))

@@ -280,9 +280,9 @@ def test_arguments_of_any_type(run: Path, tmp_path: Path, trials: Trials) -> Non
     done = subprocess.run(program, cwd=REPOSITORY, env=environment(), **options)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith('["')]  # the other lines come from encoding
-    assert len(lines) > 500, "control"
+    assert len(lines) > 500, "control: many calls were tried"
     for line in lines:
         call, name, number, outcome = json.loads(line)
-        named = name in outcome or "has no such key" in outcome  # for a key of a config
+        named = name in outcome or "has no such key" in outcome  # the second is the message for a key of a config
         clear = outcome == "accepted" or (named and "UNEXPECTED" not in outcome and "\n" not in outcome)
         trials.count(clear, f"{call}({name}=value {number}): {outcome}", detected=outcome != "accepted")

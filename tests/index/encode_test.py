@@ -345,8 +345,8 @@ def test_a_job_stops_reading_a_shard_that_its_owner_begins(
 
 @pytest.mark.parametrize("kind", ["text", "store"])
 def test_parts_read_out_of_order_equal_one_pass(kind: str, root: Path, run: Run, tmp_path: Path) -> None:
-    """Such parts are shards of a dead job, and damaged shards: to go back, the reader starts again at the beginning of
-    the text."""
+    """Shards of a dead job, and damaged shards, are encoded out of order. To go back, the reader starts again at the
+    beginning of the text."""
     source = inspect_corpus(run, Corpus.open(root / "data"), "error", str(tmp_path), print)
     expected = run.tokenizer.passages(Corpus.open(root / "data").read())
     ids = [passage.id for passage in Corpus.open(root / "data").read()]

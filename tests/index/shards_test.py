@@ -216,7 +216,7 @@ def test_a_manifest_that_contradicts_itself_is_an_error(digest: str, change: dic
 def test_a_changed_provenance_is_detected(tmp_path: Path) -> None:
     path = finished(tmp_path) / "manifest.json"
     good = path.read_bytes()
-    # this changes the checkpoint's digest, with which nothing is computed
+    # this changes the checkpoint's digest, which no computation uses
     path.write_bytes(good.replace(b'"sha256": "ab"', b'"sha256": "aa"'))
     with pytest.raises(ShardError, match=r"manifest.json: damaged"):
         open_shards(tmp_path)

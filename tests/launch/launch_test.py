@@ -144,7 +144,7 @@ def by_skypilot(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[
     assert (REPOSITORY / task["setup"].split()[1]).is_file()
     port = free_address().rpartition(":")[2]
     nodes = {"SKYPILOT_NUM_NODES": str(HOSTS), "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2", "COORDINATOR_PORT": port}
-    here = {"DATA": "folder with spaces", "WORKDIR": "/w"} | settings  # by --env
+    here = {"DATA": "folder with spaces", "WORKDIR": "/w"} | settings  # a user gives these with --env
     command = f"SKYPILOT_NODE_RANK=$i bash -c {shlex.quote(task['run'])}"
     return [run("bash", "-c", on_all_hosts(command), **task["envs"] | nodes | here | {"STEP": step}) for step in STEPS]
 
@@ -428,4 +428,4 @@ def test_every_launcher_trains_encodes_and_searches(file: str, job: Job, runs: R
     assert parts.ids(rows) == whole.ids(rows)
     actual, expected = (np.concatenate([vectors for _, vectors in shards]) for shards in (parts, whole))
     np.testing.assert_allclose(actual, expected, atol=1e-3)
-    assert np.abs(np.diff(expected[:, 0], axis=0)).max() > 0.1, "control"
+    assert np.abs(np.diff(expected[:, 0], axis=0)).max() > 0.1, "control: the vectors of two passages differ"

@@ -179,7 +179,7 @@ def test_a_teacher_scores_a_record_of_another_file_only_for_the_same_text() -> N
 
 
 def test_a_positive_without_id_is_matched_by_text() -> None:
-    training_query = TrainingQuery(QUERY, (Passage("a1b2", GOLD.text),))  # from a file without ids
+    training_query = TrainingQuery(QUERY, (Passage("a1b2", GOLD.text),))  # a file without ids gives such an id
     example = NegativeSelector(MiningSettings(margin=0.05, keep=9)).make_example(
         training_query, [PoolResult(RANKING, {})], TEXTS
     )

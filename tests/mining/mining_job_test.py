@@ -68,7 +68,8 @@ def job(root: Path, out: Path, *pools: str, settings: MiningSettings = TOP) -> M
 
 
 def plainly(root: Path, settings: MiningSettings) -> dict[str, list[str]]:
-    """Map each query to its first passages in the run file that are not judged relevant and have another text."""
+    """Map each query to its first passages in the run file that neither are judged relevant nor have the text of
+    a relevant one."""
     texts = {p.id: " ".join(p.text.lower().split()) for p in Corpus.open(root / "data").read()}
     relevant: dict[str, set[str]] = {}
     for one in JudgementSource.open(root / "data", "train").read():
@@ -94,7 +95,7 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
     done = mine_negatives(job(root, tmp_path / "a.jsonl"))
     examples = TrainingSource.open(tmp_path / "a.jsonl").read(targets=False)
     assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
-    assert plainly(root, TOP) != plainly(root, replace(TOP, depth=4)), "control"
+    assert plainly(root, TOP) != plainly(root, replace(TOP, depth=4)), "control: another depth gives other negatives"
     assert [e.query.id for e in examples] == [
         one.query.id
         for one in read_training_queries(open_training_queries(str(root / "data"), "train"), Policy()).queries
@@ -609,7 +610,9 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     own = negatives("own.jsonl", MiningJob(TrainingSource.open(root / "data", "train"), (str(tmp_path / "run"),), ""))
     assert own == negatives("file.jsonl", job(root, tmp_path / "x", str(tmp_path / "own.trec")))
     assert any(own.values())
-    assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), "control"
+    assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), (
+        "control: another run gives other negatives"
+    )
     parents = read_with_digest(tmp_path / "own.jsonl.parents.json")
     assert parents["pools"][0]["checkpoint"] == run.checkpoint
     examples = TrainingSource.open(root / "data", "train").read(targets=False)[:3]
@@ -639,7 +642,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     class Raw(RunPool):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self.has_bound = False  # like a run without normalize
+            self.has_bound = False  # a run without normalize has no bound
 
     monkeypatch.setattr(mining_job, "RunPool", Raw)
     with pytest.raises(ValueError, match=r"scores .*run .*bound"):

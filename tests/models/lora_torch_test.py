@@ -151,7 +151,9 @@ def test_adapters_of_a_pooler_are_left_out(tmp_path: Path) -> None:
     """No state depends on them. PEFT's "all-linear" creates them, and lists the module names of small models one by
     one."""
     wrapped = random_adapters("bert", tmp_path, r=2, target_modules="all-linear")
-    assert any("pooler" in name for name, _ in wrapped.named_parameters() if "lora" in name), "control"
+    assert any("pooler" in name for name, _ in wrapped.named_parameters() if "lora" in name), (
+        "control: the pooler has adapters"
+    )
     config, base = load_pretrained(tmp_path / "base")
     settings = make_config({"lora.rank": 2, "lora.alpha": 8.0}).lora
     params = join_parameters(base, load_adapters(tmp_path / "adapters", config, settings, ("pooler",)))

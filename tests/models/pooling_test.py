@@ -40,7 +40,9 @@ def test_average_is_the_mean_of_the_vectors_that_exist(train: bool, embeddings: 
     expected = np.stack([vectors[b, :n].mean(0) if n else np.zeros(D) for b, n in enumerate(LENGTHS)])
     np.testing.assert_allclose(pooled.vectors[:, 0], expected, atol=1e-6)
     np.testing.assert_array_equal(pooled.mask, [[True], [True], [False]])
-    assert np.abs(np.asarray(pooled.vectors[1, 0]) - vectors[1].mean(0)).max() > 0.1, "control: the unmasked mean"
+    assert np.abs(np.asarray(pooled.vectors[1, 0]) - vectors[1].mean(0)).max() > 0.1, (
+        "control: the unmasked mean differs"
+    )
 
 
 def test_average_ignores_padding(embeddings: Embeddings) -> None:
@@ -80,7 +82,9 @@ def test_scalar_mix_and_the_gradient_of_its_weights(train: bool, embeddings: Emb
     expected = np.einsum("bv,bvd,bd->v", mixing_weights(alpha) * exists, centred, toward)
     gradient = jax.grad(loss)(jnp.asarray(alpha, jnp.float32))
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
-    assert np.abs(np.asarray(gradient) - np.einsum("bvd,bd->v", vectors, toward)).max() > 0.1, "control: no softmax"
+    assert np.abs(np.asarray(gradient) - np.einsum("bvd,bd->v", vectors, toward)).max() > 0.1, (
+        "control: without the softmax, the gradient differs"
+    )
 
 
 def test_scalar_mix_starts_as_the_mean_of_all_vectors(embeddings: Embeddings) -> None:

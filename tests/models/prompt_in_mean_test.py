@@ -63,7 +63,7 @@ def test_vectors_are_means_without_the_prompt(tmp_path: Path, model: Path, token
     layers = encode_layers(run, run.tokenizer.queries(QUERIES), "query")
     np.testing.assert_allclose(layers.of(run.model.module.config.num_layers, token), vectors, atol=1e-5)
     with_prompt = by_hand(run, [slice(token != "mean", None)] * 3)
-    assert np.abs(vectors - with_prompt).max(axis=1).min() > 1e-2, "control"
+    assert np.abs(vectors - with_prompt).max(axis=1).min() > 1e-2, "control: means with the prompt differ"
     assert read_json(run.workdir.contract)["prompt_in_mean"] is False
     passages = [Passage("1", "stone"), Passage("2", "river")]
     of_passages = run.embedder()(run.tokenizer.passages(passages), "passage").flat
@@ -99,7 +99,7 @@ def test_packed_rows_exclude_the_same_tokens(encoder: Any) -> None:
     padded = loss(marked(batch, 2))
     packed = pack(marked(batch, 2), 1, objective.model.module.head)
     assert loss(packed) == pytest.approx(padded, rel=1e-5)
-    assert abs(padded - loss(batch)) > 1e-3, "control: the mean of all tokens"
+    assert abs(padded - loss(batch)) > 1e-3, "control: means of all tokens have another loss"
 
 
 @pytest.mark.slow

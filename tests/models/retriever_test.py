@@ -63,7 +63,7 @@ def test_each_side_has_its_own_encoder() -> None:
     np.testing.assert_array_equal(encode(retriever, swapped, "passage"), query)
     moved = {**params, "passage_encoder": jax.tree.map(jnp.zeros_like, params["passage_encoder"])}
     np.testing.assert_array_equal(encode(retriever, moved, "query"), query)
-    assert np.abs(encode(retriever, moved, "passage") - passage).max() > 0.1, "control"
+    assert np.abs(encode(retriever, moved, "passage") - passage).max() > 0.1, "control: the vectors of passages change"
 
 
 def test_a_tied_encoder_gives_both_sides_the_same_vector() -> None:
@@ -114,7 +114,7 @@ def test_normalize_gives_vectors_of_length_one(side: Any) -> None:
     np.testing.assert_allclose(np.linalg.norm(normalized, axis=-1), 1.0, atol=1e-6)
     lengths = np.linalg.norm(plain, axis=-1, keepdims=True)
     np.testing.assert_allclose(normalized, plain / lengths, atol=1e-6)
-    assert np.abs(lengths - 1).max() > 0.1, "control"
+    assert np.abs(lengths - 1).max() > 0.1, "control: without normalize, lengths are not 1"
 
 
 @pytest.mark.slow

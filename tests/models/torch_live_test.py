@@ -209,7 +209,7 @@ def test_transformers_loads_saved_files(tmp_path: Path, name: str, auto: str) ->
 @pytest.mark.daily("distilbert")
 @pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "modernbert"])
 def test_mlm_logits_round_trip(tmp_path: Path, name: str) -> None:
-    """transformers' model gives equal logits here, and ours gives transformers the same logits."""
+    """A model of transformers has equal logits here, and our model has equal logits in transformers."""
     model, tokens = random_model(f"{name} with MLM head", seed=51), random_tokens(seed=52)
     model.save_pretrained(tmp_path / "theirs")
     ids, mask = (torch.tensor(np.asarray(a), dtype=torch.long) for a in (tokens.ids, tokens.mask))
@@ -315,4 +315,4 @@ def test_a_cross_encoder_scores_as_torch_does_and_is_read_back_by_it(name: str, 
     assert type(again) is type(model)
     np.testing.assert_allclose(logits(again), logits(model), atol=1e-6)
     other = dataclasses.replace(tokens, ids=tokens.ids.at[0, 1].add(-1))
-    assert abs(float(score(params, other)[0]) - logits(model)[0]) > 1e-3, "control"
+    assert abs(float(score(params, other)[0]) - logits(model)[0]) > 1e-3, "control: another token gives another score"

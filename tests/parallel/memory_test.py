@@ -36,4 +36,4 @@ def runs_with_new_pages(how: str) -> int:
 def test_freed_memory_is_kept_by_the_process() -> None:
     """Except in the first runs, until the heap has grown enough."""
     assert runs_with_new_pages("kept") <= 50
-    assert runs_with_new_pages("given back") == 100, "control"
+    assert runs_with_new_pages("given back") == 100, "control: a process that gives memory back needs new pages"

@@ -28,13 +28,13 @@ class WatchedProgram(NamedTuple):
     """A program, with upper bounds for its needs."""
 
     topology: str
-    options: dict[str, Any]  # of the config
+    options: dict[str, Any]  # keys of the config
     gib: float  # memory of a device
     megabytes: dict[str, int | float]  # kind of collective -> results of a step; LARGE for other kinds
     verb: str = "train"  # train, encode or search
     lengths: tuple[int | float, ...] = ()  # mean tokens of queries and of passages; (): all have the largest length
     search: SearchLoad = DEFAULT_SEARCH
-    traffic: float = 0.0  # of main memory, as a multiple of the products' alone; 0: not bounded
+    traffic: float = 0.0  # traffic of main memory, divided by that of products alone; 0: not bounded
     gathers: tuple[int, int | float] = (0, 0)  # all-gathers of a step, and MB of the largest; 0: not bounded
     overlapped: float = 0.0  # lower bound of the share of sent bytes that moves during products
 
@@ -70,7 +70,7 @@ LORA = {
 # For each side, seven kernels of 36 layers, once forward and once backward; and the word table, which is the largest.
 BY_LAYER = (2 * 2 * 36 * 7 + 2, 1_243)
 MS_MARCO = (10, 80)  # tokens of its queries and passages on average
-REDUCED: dict[str, int | float] = {"all-reduce": 875}  # float32 gradients, once
+REDUCED: dict[str, int | float] = {"all-reduce": 875}  # the gradients in float32 are sent once
 
 
 def split_collectives(

@@ -74,7 +74,7 @@ def test_constants_of_encoder_and_tokenizer_are_in_the_contract(encoder: Path, t
     assert contract(encoder, make_retriever(MLR, replace(BERT, layer_norm_eps=1e-2))) != before
     assert contract(encoder, make_retriever(MLR), query_length=31) != before
     other = write_encoder(tmp_path / "encoder")
-    assert contract(other, make_retriever(MLR)) == before, "control"
+    assert contract(other, make_retriever(MLR)) == before, "control: an equal encoder has an equal contract"
     settings = (other / "tokenizer_config.json").read_text()
     (other / "tokenizer_config.json").write_text(settings.replace('"cls_token": "[CLS]"', '"cls_token": "[MASK]"'))
     loaded.cache_clear()

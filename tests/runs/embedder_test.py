@@ -71,7 +71,9 @@ def test_a_text_alone_is_a_batch_of_its_own_size(multiple: int) -> None:
     """A question is computed once per device, not eight times."""
     ((rows, size, length),) = plan_batches(np.array([9]), 16384, multiple)
     assert (rows.tolist(), size, length) == ([0], multiple, 16)
-    assert [size for _, size, _ in plan_batches(np.array([9, 9]), 16384, multiple)] == [8], "control"
+    assert [size for _, size, _ in plan_batches(np.array([9, 9]), 16384, multiple)] == [8], (
+        "control: two texts are a batch of eight"
+    )
 
 
 def test_padded_lengths() -> None:

@@ -64,7 +64,7 @@ def test_names_outside_the_folder_are_refused(name: str, tmp_path: Path) -> None
             place(name)
     with pytest.raises(ValueError, match=r"corpus .*201 .*200"):
         workdir.embeddings("ü" * 100 + "x")
-    assert workdir.embeddings("a..b").parent == tmp_path / "embeddings", "control"
+    assert workdir.embeddings("a..b").parent == tmp_path / "embeddings", "control: dots within a name are allowed"
 
 
 @pytest.mark.parametrize("job", ["encode {}", "search {}", "append {} 12345"])

@@ -94,7 +94,7 @@ def test_own_passages_of_queries_are_not_ranked(systems: tuple[BM25System, Vecto
     own = int(systems[1].top(query, 1).rows[0])
     queries = [Query(f"p{own}", query.text)]
     kept = ExactFusion("min_max", (0.2, 0.8), depth=7)(systems, queries, 5)[f"p{own}"]
-    assert own in [int(key[1:]) for key, _ in kept], "control"
+    assert own in [int(key[1:]) for key, _ in kept], "control: the passage is ranked if it is not left out"
     pair: list[ScoringSystem] = [*systems]
     without = [SystemWithoutSelfMatches(system) for system in pair]
     fused = ExactFusion("min_max", (0.2, 0.8), depth=7)(without, queries, 5)

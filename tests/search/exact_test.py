@@ -390,7 +390,7 @@ def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
     """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, which a float64 sum loses."""
     passages = np.array([[[1.0, 2.0**-24, 2.0**-53, 2.0**-53]]], np.float32)
     queries = np.ones((1, 4), np.float32)
-    assert np.float32(passages.astype(np.float64).sum()) == 1, "control"
+    assert np.float32(passages.astype(np.float64).sum()) == 1, "control: a float64 sum is rounded to 1"
     result = search(queries, [passages], 1, select_backend("faiss-cpu"))
     assert result.scores.item() == 1 + 2.0**-23
     assert_same_bits(result, brute_force(queries, passages, 1))

@@ -69,7 +69,9 @@ def test_results_equal_those_from_disk(layout: str, dtype: str, tmp_path: Path) 
     rows = np.array([41, 0, 41, 20])
     for one, other in zip(vectors_of(held, rows), vectors_of(encoded, rows), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert not np.array_equal(vectors_of(held, rows)[0], vectors_of(held, rows)[1]), "control"
+    assert not np.array_equal(vectors_of(held, rows)[0], vectors_of(held, rows)[1]), (
+        "control: the vectors of two rows differ"
+    )
 
 
 @pytest.mark.parametrize("layout", ["one", "three", "lists"])
@@ -134,7 +136,7 @@ def test_few_and_many_queries_give_equal_results() -> None:
     for name in ("scores", "bound"):
         one_by_one = np.concatenate([getattr(result, name) for result in few])
         np.testing.assert_allclose(one_by_one, getattr(many, name), rtol=1e-5)
-    assert np.ptp(many.bound) > 0.01, "control"
+    assert np.ptp(many.bound) > 0.01, "control: the bounds of two queries differ"
 
 
 def test_the_best_columns() -> None:

@@ -65,7 +65,7 @@ def test_results_equal_a_brute_force(k: int, levels: int, backend: str) -> None:
             np.testing.assert_array_equal(result.rows, rows)
             np.testing.assert_array_equal(result.scores, scores)
     other = by_hand(random_rows(11, 0.06, 2, levels), passages, k)
-    assert (other[1] != rows).any(), "control"
+    assert (other[1] != rows).any(), "control: other queries have other results"
 
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])

@@ -167,7 +167,7 @@ def test_the_exact_score_depends_only_on_the_vectors() -> None:
     """2^24 + 1 + 2^-20 is just above the middle of two float32 numbers; a float32 sum would lose its last term."""
     query = np.array([[4096.0, 1.0, 2.0**-10], [0.0, 0.0, 0.0]])
     assert exact_score(query, query[:1]) == np.float32(2**24 + 2)
-    assert np.float32(2**24 + 1) == np.float32(2**24), "control"
+    assert np.float32(2**24 + 1) == np.float32(2**24), "control: without its last term, the sum is rounded down"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
@@ -254,5 +254,5 @@ def test_scores_in_fewer_bits_are_upper_bounds(name: str) -> None:
     control = held.vectors._replace(error=jnp.zeros_like(held.vectors.error), norm=jnp.zeros_like(held.vectors.norm))
     low = lists_module.DeviceVectorLists(control, held.mask, 30, held.precision)(queries, 30)
     assert (low.scores < np.take_along_axis(exact, low.rows, axis=1)).any(), (
-        "control: without the losses it is no bound"
+        "control: without the terms of errors, some scores are no bounds"
     )

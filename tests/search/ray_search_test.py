@@ -164,7 +164,7 @@ def test_workers_search_what_one_process_does(
             ties = [
                 first[1] == second[1] for ranking in expected.rankings.values() for first, second in pairwise(ranking)
             ]
-            assert any(ties) or name not in ("auto", "all"), "control"
+            assert any(ties) or name not in ("auto", "all"), "control: some rankings have ties"
     cluster.remove_node(host, allow_graceful=False)
 
 

@@ -90,7 +90,7 @@ def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
 
 def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
-    left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef01234567.tmp"  # from a search that was killed
+    left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef01234567.tmp"  # a killed search left it
     left.parent.mkdir(exist_ok=True)
     left.touch()
     os.utime(left, (0, 0))

@@ -162,7 +162,7 @@ def test_unused_objects_stay_while_a_job_writes(mark: str, gcs: Server) -> None:
 @pytest.mark.slow
 def test_an_encoder_may_be_in_a_bucket(gcs: Server, tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    for path in encoder.iterdir():  # like the files of other programs
+    for path in encoder.iterdir():  # other programs store files under their names
         gcs[0].objects["bucket", f"models/tiny/{path.name}"] = 1, path.read_bytes()
     finish(start("train.py", gcs[1], *train_arguments(encoder, data, tmp_path / "local")))
     arguments = train_arguments("gs://bucket/models/tiny", data, tmp_path / "run")

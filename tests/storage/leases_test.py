@@ -325,7 +325,8 @@ def test_leftovers_of_dead_jobs_are_removed_at_the_end(tmp_path: Path) -> None:
         os._exit(0)
     """
     subprocess.run([sys.executable, "-c", script, tmp_path], env=environment(), cwd=REPOSITORY, check=True)
-    for unfinished in ("owner.json", "0123456789abcdef/owner.json"):  # from a deletion, and from a preparation
+    # A deletion leaves the first, a preparation the second.
+    for unfinished in ("owner.json", "0123456789abcdef/owner.json"):
         file = tmp_path / f".lease.{len(unfinished)}.unfinished" / unfinished
         file.parent.mkdir(parents=True)
         file.touch()

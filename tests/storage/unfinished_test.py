@@ -57,7 +57,7 @@ def test_leftovers_of_a_process_that_has_ended_are_removed_at_once(folder: bool,
     path = tmp_path / "out"
     subprocess.run([sys.executable, "-c", KILLED, str(path), str(folder)], env=environment(), check=False)
     assert len([*tmp_path.iterdir()]) == 1
-    writing = temporary_path(path)  # of this process, which is running
+    writing = temporary_path(path)  # a file of this process, which is running
     writing.mkdir() if folder else writing.touch()
     if folder:
         path.mkdir()
@@ -77,7 +77,7 @@ def test_files_being_written_are_kept(folder: bool, tmp_path: Path) -> None:
     descriptor = os.open(writing, os.O_RDONLY)
     lock(descriptor)
     assert sweep(tmp_path / "out") == []
-    os.close(descriptor)  # like the death of its writer
+    os.close(descriptor)  # a dead writer has no lock
     assert sweep(tmp_path / "out") == [writing.name]
 
 

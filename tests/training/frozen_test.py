@@ -99,7 +99,9 @@ def test_frozen_parameters_stay_and_have_no_moments(settings: dict[str, Any], pa
     moved = jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), run.state.params, trained))
     assert np.median(moved) > 1e-4
     free = Run(settings)
-    assert len([p for p in paths(free.state.opt_state) if FIRST_MOMENT in p]) == len(paths(run.start)), "control"
+    assert len([p for p in paths(free.state.opt_state) if FIRST_MOMENT in p]) == len(paths(run.start)), (
+        "control: without freezing, every parameter has a moment"
+    )
 
 
 @pytest.mark.slow

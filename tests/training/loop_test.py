@@ -66,7 +66,7 @@ from tests.tiny import (
     relative_error,
 )
 
-STEPS = 6  # with a checkpoint after 3
+STEPS = 6  # a checkpoint is written after 3
 
 
 @pytest.fixture(scope="module")

@@ -181,10 +181,10 @@ def test_eight_devices_equal_one(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "times"),
     [
-        pytest.param({}, 2, marks=pytest.mark.exhaustive, id="plain"),  # each side once; it is kept
+        pytest.param({}, 2, marks=pytest.mark.exhaustive, id="plain"),  # each side is gathered once and kept
         pytest.param({"encoder.recompute": "layer"}, 4, id="recompute"),  # each side once forward and once backward
-        # Each of two chunks of a side three times. Of two layers, the last is gathered twice only, because its result
-        # is not needed again.
+        # Each of two chunks of a side is gathered three times. Of two layers, the last is gathered only twice, because
+        # its result is not needed again.
         pytest.param({"encoder.recompute": "layer", "train.chunk_size": 4}, 2 * 2 * 2.5, id="chunks"),
         pytest.param({"encoder.recompute": "layer", "train.accumulate": 3}, 4 * 3, id="accumulate"),
     ],

@@ -223,7 +223,9 @@ def test_every_decay_equals_its_formula(decay: str, warmup: int, total: int) -> 
     assert np.float32(rates[total]) == (np.float32(PEAK) if decay == "none" else 0.0)
     for other in DECAYS.keys() - {decay}:
         if total - warmup > 1:
-            assert np.abs(rates - by_hand(other, warmup, total)).max() > PEAK / 25, "control: another decay"
+            assert np.abs(rates - by_hand(other, warmup, total)).max() > PEAK / 25, (
+                "control: another decay has other rates"
+            )
 
 
 @pytest.mark.parametrize(

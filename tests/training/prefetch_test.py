@@ -109,7 +109,7 @@ def test_waiting_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.read.clear()
     with feed:
         feed.take(0)
-        clock.now += 2  # of computing
+        clock.now += 2  # the time of a computation
         assert feed.waited() == 6 / 8
         assert feed.waited() == 0.0
 

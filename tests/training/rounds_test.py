@@ -57,7 +57,7 @@ def test_two_rounds_equal_one_run(root: Path) -> None:
     rates on the way."""
     one = final_state(root / "one", config_of(root), 8)
     assert final_state(root / "round-2", round_config(root, 2), 8) == one
-    assert final_state(root / "round-1", round_config(root, 1), 4) != one, "control"
+    assert final_state(root / "round-1", round_config(root, 1), 4) != one, "control: one round ends in another state"
     assert lines(root / "round-1") + lines(root / "round-2") == lines(root / "one")
     rates = [line["learning_rate"] for line in lines(root / "one")]
     assert rates[4] > rates[5] > rates[7] > 0, "all rounds share one schedule"

@@ -142,7 +142,7 @@ def test_in_batch_negatives_span_all_devices(family: str) -> None:
     evaluate_one = jax.jit(lambda params, batch: one(params, batch, jax.random.key(0), train=False).loss)
     assert abs(whole - float(evaluate_one(first.params, make_batch(QUERIES, GROUP, 0)))) <= TOLERANCE * whole
     halves = [float(evaluate_one(first.params, half(make_batch(QUERIES, GROUP, 0), part))) for part in (0, 1)]
-    assert abs(whole - np.mean(halves)) > 0.05, "control: the negatives of half a batch"
+    assert abs(whole - np.mean(halves)) > 0.05, "control: with the negatives of half a batch, the loss differs"
 
 
 def half(batch: Batch, part: int) -> Batch:
@@ -195,7 +195,9 @@ def test_queries_and_passages_have_their_own_dropout_masks() -> None:
     queries, passages = encode(True)
     assert float(jnp.abs(queries.vectors - passages.vectors).max(axis=(1, 2)).min()) > 1e-2
     queries, passages = encode(False)
-    np.testing.assert_allclose(queries.vectors, passages.vectors, atol=1e-6, err_msg="control: without dropout")
+    np.testing.assert_allclose(
+        queries.vectors, passages.vectors, atol=1e-6, err_msg="control: without dropout, they are equal"
+    )
 
 
 @pytest.mark.slow
@@ -236,7 +238,7 @@ def test_a_nonfinite_step_changes_nothing(mesh: str, value: float) -> None:
 
 
 def test_an_update_that_is_not_finite_is_not_made() -> None:
-    """Loss and gradient are finite, but a moment is not."""
+    """Loss and gradient are finite, but a moment of the optimizer is not."""
     trainer, _, _ = trained("dual_encoder", "1")
     state = jax.tree.map(lambda x: x.copy(), trainer.state)
     moments = jax.tree.map(lambda x: x * np.inf if x.dtype == jnp.float32 else x, state.opt_state)
@@ -381,7 +383,9 @@ def test_an_accumulated_gradient_equals_the_mean_of_its_batches(family: str, mes
     if (family, mesh) == ("dual_encoder", "1"):
         for other, step in ((stacked(0, 1, 1), 2), (stacked(0, 1, 2), 3)):
             _, control = gradients_of(mesh, family, other, step, COUNT)
-            assert relative_error(control, expected) > 1e-2, "control: other batches and masks"
+            assert relative_error(control, expected) > 1e-2, (
+                "control: other batches or dropout masks give another gradient"
+            )
 
 
 @pytest.mark.exhaustive
@@ -395,7 +399,7 @@ def test_accumulated_batches_share_no_negatives() -> None:
     stack = jax.tree.map(lambda *leaves: np.stack(leaves), *halves)
     terms, _ = jax.jit(lambda batch: loss_and_gradients(objective, params, batch, key, jnp.int32(0), 2))(stack)
     assert float(terms.loss) == pytest.approx(apart, rel=1e-5)
-    assert abs(float(loss(make_batch(QUERIES, GROUP))) - apart) > 0.05, "control"
+    assert abs(float(loss(make_batch(QUERIES, GROUP))) - apart) > 0.05, "control: the loss of the whole batch differs"
 
 
 @pytest.mark.daily("8x1")

@@ -803,7 +803,7 @@ def test_a_corpus_changed_after_its_scan_is_an_error(
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     now = Corpus.open(path).scan().sha256
     message = rf"corpus\.jsonl{suffix}: the corpus changed: its SHA-256 was {scan.sha256} .* is {now} now; .*again"
-    # Raised for a reader that takes only as many passages as were counted.
+    # The error is raised even if a reader takes only as many passages as were counted.
     with pytest.raises(DataError, match=message):
         list(islice(Corpus.open(tmp_path).read(scan=scan), scan.passages))
 

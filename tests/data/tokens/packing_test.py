@@ -70,7 +70,7 @@ def test_texts_are_distributed_evenly() -> None:
         sums = lengths[assigned].sum(axis=1)
         assert sums.max() / sums.min() < most
     in_order = lengths.reshape(8, 16).sum(axis=1)
-    assert in_order.max() / in_order.min() > 1.2, "control: without a distribution"
+    assert in_order.max() / in_order.min() > 1.2, "control: without a distribution, sums differ more"
 
 
 def test_the_better_distribution_is_used() -> None:
@@ -137,7 +137,9 @@ def test_bins_of_few_texts_are_filled(bins: int, most: float) -> None:
 
     assert computed_for_each(packer) <= most
     one = choose_row_shape(sample, 256, 1, bins, 768, 0.95)
-    assert computed_for_each(Packer(bins, one, one)) > computed_for_each(packer) + 0.02, "control: one width"
+    assert computed_for_each(Packer(bins, one, one)) > computed_for_each(packer) + 0.02, (
+        "control: rows of one width compute more"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,7 @@ def test_a_packed_batch_has_the_texts_of_the_padded_one(bins: int, data: Trainin
             assert [rows[i] for i in tokens.rows] == [row.tolist() for row in texts_of(tokens)]
         np.testing.assert_array_equal(actual.pseudo_queries, expected.pseudo_queries[actual.passages.rows])  # type: ignore[index]
         assert actual.passages.rows is not None
-        assert actual.passages.rows.tolist() != sorted(actual.passages.rows), "control: another order"
+        assert actual.passages.rows.tolist() != sorted(actual.passages.rows), "control: the packed order differs"
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -43,7 +43,7 @@ def test_tokens_task_replaces_the_default_task() -> None:
     prompts = read_prompts(make_config({"tokens.prompts": "qwen3", "tokens.task": "Find a claim"}))
     assert fill_task(prompts.query, prompts.task) == "Instruct: Find a claim\nQuery:"
     own = read_prompts(make_config({"tokens.query_prompt": "{task}: ", "tokens.task": "Find a claim:"}))
-    assert fill_task(own.query, own.task) == "Find a claim: "  # like LLM2Vec, which adds a missing colon
+    assert fill_task(own.query, own.task) == "Find a claim: "  # LLM2Vec, too, adds only a missing colon
     same = {"tokens.prompts": "qwen3", "tokens.query_prompt": f"Instruct: {WEB_SEARCH}\nQuery:"}
     assert read_prompts(make_config(same)) == PRESETS["qwen3"]  # as in a sentence-transformers directory
     assert read_prompts(make_config(same | {"tokens.task": "Find a claim"})) == prompts

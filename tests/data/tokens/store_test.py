@@ -100,7 +100,7 @@ def test_only_changed_text_is_tokenized_again(origin: StoreOrigin, tmp_path: Pat
     assert second.folder == first.folder
     assert second.facts == {"length": 12}
     assert said[0] == f"{tmp_path}/text has changed since it was tokenized: it is tokenized again"
-    (tmp_path / "text").write_text("river stonex")  # with the same size
+    (tmp_path / "text").write_text("river stonex")  # the size is the same
     with pytest.raises(StaleError, match="text has changed"):
         open_store(origin, tmp_path / "stores")
 

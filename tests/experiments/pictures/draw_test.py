@@ -137,7 +137,7 @@ def test_annealing_is_that_of_training(tmp_path: Path) -> None:
 
 def test_bars_of_winners_and_weights(tmp_path: Path) -> None:
     runs = {"a": [write_run(tmp_path / "a")]}
-    write_json(tmp_path / "a/eval/data.test.step-7.diversity.json", {})  # for a checkpoint that is not the best
+    write_json(tmp_path / "a/eval/data.test.step-7.diversity.json", {})  # this checkpoint is not the best
     for picture, widths in ((winner_picture, [0.1, 0.3, 0.6]), (weight_picture, [0.2, 0.3, 0.5])):
         ax: Any = picture(runs).axes[0]
         assert [bar.get_width() for bar in ax.patches] == pytest.approx(widths)

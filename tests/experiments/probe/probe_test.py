@@ -64,7 +64,7 @@ def test_vectors_of_layers_equal_numpy() -> None:
     np.testing.assert_allclose(of["mean"][:, 0], states[:, 0, :3].mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(of["mean_without_first"][:, 0], states[:, 0, 1:3].mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(of["last"][:, 0], states[:, 0, 2])
-    for token in TOKEN_TITLES:  # for a text of one token
+    for token in TOKEN_TITLES:  # the second text has one token
         np.testing.assert_allclose(of[token][:, 1], states[:, 1, 0], rtol=1e-6)
 
 
@@ -85,7 +85,7 @@ def test_t5_has_no_first_token_vector(root: Path, tmp_path: Path) -> None:
 
 def test_measures_are_those_of_an_evaluation() -> None:
     random = np.random.default_rng(0)
-    scores = random.integers(0, 40, (12, 130)).astype(np.float32)  # with ties
+    scores = random.integers(0, 40, (12, 130)).astype(np.float32)  # some scores are equal
     relevance = random.integers(0, 4, (12, 130)) * (random.random((12, 130)) < 0.1)
     relevance[:, 7] = 1
     ndcg, recall = rank_measures(scores, relevance)

@@ -185,7 +185,9 @@ def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
     arguments = [str(runs / "dual"), str(runs / "layers")]
     first = write_report(arguments, tmp_path / "a.html").read_bytes()
     assert first == write_report(arguments, tmp_path / "b.html").read_bytes()
-    assert first != write_report(arguments[::-1], tmp_path / "c.html").read_bytes(), "control: another baseline"
+    assert first != write_report(arguments[::-1], tmp_path / "c.html").read_bytes(), (
+        "control: another baseline gives another report"
+    )
 
 
 def test_a_run_without_results_names_the_commands(tmp_path: Path) -> None:

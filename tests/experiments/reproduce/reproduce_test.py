@@ -117,7 +117,7 @@ def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
         done = parsed(verb, list(commands.values()))
         assert done.returncode == 0, done.stderr
     done = parsed("search", [[*next(iter(by_verb["search"].values())), "--passage_length=8"]])
-    assert "--passage_length is not a flag" in done.stderr, "control"
+    assert "--passage_length is not a flag" in done.stderr, "control: an unknown flag is refused"
 
 
 def touch_sources(command: Sequence[str]) -> None:

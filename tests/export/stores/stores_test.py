@@ -95,7 +95,7 @@ def test_a_killed_export_continues(
     options = StoreOptions(url=urls[kind] if before == "shard" else urls[kind].replace("/postgres?", "/template1?"))
     kill_export(folder, tmp_path / "out", kind, 3, before, options.url)
     store = open_again(kind, runs, "one", tmp_path / "out", options)
-    assert store.count() > 22 or before == "shard"  # with the fourth shard, which is not in the journal
+    assert store.count() > 22 or before == "shard"  # the store has the fourth shard, which is not in the journal
     store.close()
     report = export(runs["one"].workdir.path, kind, tmp_path / "out", options=options)
     assert f"/first: {ROWS} passages, counted" in report

@@ -40,7 +40,7 @@ def test_the_softmax_is_float32_also_with_bfloat16() -> None:
     assert len(np.unique(expected)) > 3
     np.testing.assert_allclose(mixed, expected, rtol=2**-7)  # the weights are rounded to bfloat16 after the softmax
     halved = np.asarray(jax.nn.softmax(jnp.asarray(scores, jnp.bfloat16)), np.float64)
-    assert np.abs(halved / expected - 1).max() > 2**-6, "control: a softmax in bfloat16"
+    assert np.abs(halved / expected - 1).max() > 2**-6, "control: a softmax in bfloat16 has a larger error"
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -109,7 +109,9 @@ def test_hidden_states_round_trip(tmp_path: Path, name: str, side: str) -> None:
     model.save_pretrained(tmp_path / "theirs")
     config, params = load_pretrained(tmp_path / "theirs")
     assert distance(our_states(config, params, tokens), expected) <= 5e-6
-    assert distance(torch_states(random_model(name, seed=2), tokens), expected) > 0.1, "control"
+    assert distance(torch_states(random_model(name, seed=2), tokens), expected) > 0.1, (
+        "control: another model has other states"
+    )
     save_pretrained(tmp_path / "ours", config, params)
     again, info = type(model).from_pretrained(tmp_path / "ours", output_loading_info=True, local_files_only=True)
     assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))

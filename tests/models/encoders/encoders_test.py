@@ -133,7 +133,7 @@ def test_modernbert_states_below_the_last_are_raw_unless_normalized(tmp_path: Pa
     normed = normed * np.asarray(params["final_norm"])
     normed[0], normed[-1] = raw[0], raw[-1]
     np.testing.assert_allclose(normalized, normed, atol=1e-5)
-    assert np.abs(normed - raw)[1:-1].max() > 0.1, "control"
+    assert np.abs(normed - raw)[1:-1].max() > 0.1, "control: the norm changes the states"
 
 
 def test_xlm_roberta_golden_values(tmp_path: Path) -> None:
@@ -184,7 +184,8 @@ def test_every_encoder_implements_the_protocol(kind: str) -> None:
     assert config.model_type == kind
     assert set(config.lacks) <= set(ABILITIES)
     assert hash(config) == hash(dataclasses.replace(config))
-    assert config == type(config)(**json.loads(json.dumps(dataclasses.asdict(config))))  # as in a contract
+    # A contract stores it like this.
+    assert config == type(config)(**json.loads(json.dumps(dataclasses.asdict(config))))
     encoder = make_encoder(config)
     if "positioned_masks" not in config.lacks:
         embedded = encoder.apply({"params": params}, tokens, False, method="embed")
@@ -432,7 +433,9 @@ def test_grouped_heads_equal_copied_keys() -> None:
     expected = attend(query, next(copies), next(copies), mask, lambda x: x)
     np.testing.assert_allclose(attend(query, key, value, mask, lambda x: x), expected, atol=1e-6)
     wrong = (jnp.tile(x, (1, 1, 3, 1)) for x in (key, value))
-    assert np.abs(attend(query, next(wrong), next(wrong), mask, lambda x: x) - expected).max() > 0.1, "control"
+    assert np.abs(attend(query, next(wrong), next(wrong), mask, lambda x: x) - expected).max() > 0.1, (
+        "control: copies in another order give another result"
+    )
 
 
 @pytest.mark.slow

@@ -80,7 +80,9 @@ def test_flash_equals_plain_attention(
     assert tiny.distance(actual, expected) <= tolerance
     for wrong, other in ((jnp.ones_like(mask), rate), (mask, rate + 0.1)):
         control = value_and_gradients(FLASH, dtype, length, wrong, other)
-        assert tiny.distance(control, expected) > 20 * tolerance, "control: another mask, another dropout"
+        assert tiny.distance(control, expected) > 20 * tolerance, (
+            "control: another mask or dropout rate gives another result"
+        )
 
 
 @pytest.mark.daily("window2-heads2-3")
@@ -110,7 +112,7 @@ def test_windows_and_shared_keys_equal_plain_attention(
     expected = value_and_gradients(Compute(), jnp.float32, length, windowed(*window), 0.3, heads)
     assert tiny.distance(actual, expected) <= 1e-5
     nearer = value_and_gradients(FLASH, jnp.float32, length, windowed(4, 0), 0.3, heads)
-    assert tiny.distance(nearer, expected) > 1e-3, "control: another window"
+    assert tiny.distance(nearer, expected) > 1e-3, "control: another window gives another result"
 
 
 def test_random_bits_equal_those_of_jax() -> None:
@@ -159,9 +161,11 @@ def gradient(
 def test_a_step_on_several_devices(
     family: dict[str, Any], devices: int, fsdp: int, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With dropout, inside the scan, its recomputation and the shard_map, the step equals that of plain attention. The
-    check of which types vary over devices is off, because JAX's interpreter of kernels does not support it; without it,
-    gradients differ from those on one device. Compiled kernels are checked in tests/plan."""
+    """With dropout, in the scan, in its recomputation and in the shard_map, the step equals that of plain attention.
+
+    JAX's check of the types that vary over devices is off, because its interpreter of kernels does not support it.
+    Without the check, gradients differ from those on one device. Compiled kernels are checked in tests/plan.
+    """
     one, _ = gradient(family, "plain", 1, 1)
     monkeypatch.setattr(jax, "shard_map", partial(jax.shard_map, check_vma=False))
     overrides = family | {"encoder.recompute": recompute}

@@ -13,12 +13,12 @@ import pytest
 
 from jaxret.models.encoders.layers import product
 
-SHAPES = {  # of a product's operands, with as many rows as a training batch has tokens
+SHAPES = {  # the operands of products, with as many rows as a training batch has tokens
     "abi,io->abo": ((4, 32, 64), (64, 16)),  # a dense layer that narrows
     "abi,io->abo wide": ((4, 32, 16), (16, 64)),
     "bhqw,bhkw->bhqk": ((2, 3, 64, 16), (2, 3, 64, 16)),  # attention's scores
     "bhqk,bhkw->bhqw": ((2, 3, 64, 64), (2, 3, 64, 16)),  # and its weighted sum
-    "bhgqk,bhkw->bhgqw": ((2, 2, 3, 64, 64), (2, 2, 64, 16)),  # with heads that share keys
+    "bhgqk,bhkw->bhgqw": ((2, 2, 3, 64, 64), (2, 2, 64, 16)),  # a weighted sum if heads share keys
     "ah,vh->av": ((8, 16), (50, 16)),  # logits of words
 }
 

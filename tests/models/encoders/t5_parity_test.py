@@ -82,8 +82,8 @@ def test_control_without_the_mask_is_not_equal() -> None:
 
 
 def test_buckets_of_distances() -> None:
-    """Exact below a quarter of the buckets, then logarithmic, with everything far in the last one; keys behind the
-    query are in the first half, keys ahead in the second."""
+    """Buckets are exact below a quarter of them, then logarithmic; the last one has all larger distances. Keys before
+    the query are in the first half, keys after it in the second."""
     buckets = np.asarray(relative_buckets(300, buckets=32, max_distance=128))
     np.testing.assert_array_equal(buckets[10, 2:19], [8, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 24])
     assert buckets[0, 8] == 24
@@ -100,7 +100,7 @@ def test_normalize_intermediate_gives_every_block_the_final_norm(name: str) -> N
     normed = raw / np.sqrt((raw**2).mean(-1, keepdims=True) + config.layer_norm_eps) * params["final_norm"]
     normed[0], normed[-1] = expected[0], expected[-1]
     assert distances(normalized, normed, tokens.mask).max() <= TOLERANCE
-    assert distances(normalized, expected, tokens.mask)[1:-1].min() > 0.1, "control"
+    assert distances(normalized, expected, tokens.mask)[1:-1].min() > 0.1, "control: the norm changes the states"
 
 
 @pytest.mark.parametrize(

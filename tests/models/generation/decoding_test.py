@@ -267,7 +267,7 @@ def test_samples_follow_the_distribution(top_k: int, top_p: float, temperature: 
     assert (np.abs(frequencies - expected) <= 5 * deviation + 1e-12).all()
     plain = np.exp(logits) / np.exp(logits).sum()
     if (top_k, top_p, temperature) != (0, 1.0, 1.0):
-        assert np.abs(frequencies - plain).max() > 0.02, "control"
+        assert np.abs(frequencies - plain).max() > 0.02, "control: the options change the distribution"
 
 
 @pytest.mark.table
@@ -282,7 +282,9 @@ def test_a_sample_depends_on_seed_and_number_and_not_on_the_batch(pair: Any) -> 
     part = jax.tree.map(lambda x: x[2:4], tokens)
     run = jax.jit(partial(generate_tokens, generator, options))
     np.testing.assert_array_equal(run(params, part, jnp.array([2, 3], jnp.uint32)), ids[2:4])
-    assert not np.array_equal(run(params, part, jnp.array([0, 1], jnp.uint32)), ids[2:4]), "control"
+    assert not np.array_equal(run(params, part, jnp.array([0, 1], jnp.uint32)), ids[2:4]), (
+        "control: other numbers give other samples"
+    )
 
 
 def test_saved_weights_are_the_same_bytes_and_transformers_reads_them(pair: Any, tmp_path: Path) -> None:

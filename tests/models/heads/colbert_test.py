@@ -63,7 +63,7 @@ def test_query_expansion_masks_attend_but_are_not_attended() -> None:
     expected = np.asarray(states) @ np.asarray(params["head"]["projection"]["kernel"])
     np.testing.assert_allclose(vectors, expected / np.linalg.norm(expected, axis=-1, keepdims=True), atol=1e-5)
     attended, _ = encode(EXPANDED | {"head.colbert.expansion": "attended"}, tokens, "query")
-    assert np.abs(attended - vectors)[0].max() > 0.01, "control"
+    assert np.abs(attended - vectors)[0].max() > 0.01, "control: if [MASK]s are attended, vectors differ"
     np.testing.assert_allclose(attended[1], vectors[1], atol=1e-6)
 
 

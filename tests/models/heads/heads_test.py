@@ -84,7 +84,7 @@ def test_layers_are_ordered_from_the_last(token: str, layers: tuple[int, ...], e
         np.testing.assert_allclose(embeddings.vectors[:, index], expected(layer, token, encoder), atol=1e-6)
         for other in set(range(4)) - {layer}:
             assert np.abs(np.asarray(embeddings.vectors[:, index]) - expected(other, token, encoder)).max() > 0.1, (
-                "control"
+                "control: other layers have other vectors"
             )
 
 

@@ -76,7 +76,7 @@ def test_vectors_and_scores_equal_pylate(name: str, tmp_path: Path, monkeypatch:
             assert np.abs(queries.flat - stored[f"{other}/query"]).max() > 0.01, (
                 "control: other tokens attend to [MASK]s"
             )
-        assert stored[f"{other}/passage"].shape != passages.flat.shape, "control"
+        assert stored[f"{other}/passage"].shape != passages.flat.shape, "control: the other cases have other shapes"
 
 
 def test_keys_set_by_a_pylate_directory(tmp_path: Path) -> None:

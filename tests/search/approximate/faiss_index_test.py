@@ -134,7 +134,9 @@ def test_recall_equals_a_brute_force(encoded_corpus: EncodedCorpus) -> None:
             kth = np.sort(scores, axis=1)[:, -k]
             hits = np.mean([scores[q, rows[q]] >= kth[q] - 1e-6 for q in range(len(queries))])
             assert row["recall"][str(k)] == pytest.approx(hits, abs=1e-4)
-    assert recall["measured"][0]["recall"]["10"] < recall["measured"][1]["recall"]["10"], "control"
+    assert recall["measured"][0]["recall"]["10"] < recall["measured"][1]["recall"]["10"], (
+        "control: the first parameters find fewer passages"
+    )
     assert index.recall(30) == recall["measured"][1]["recall"]
     entry = {"factory": "IVF8,PQ2x4", "parameters": parameters[2], "candidates": 93}
     assert index.to_json(31) == {**entry, "recall": index.recall(31)}

@@ -266,4 +266,6 @@ def test_results_of_several_gpus_equal_one() -> None:
     np.testing.assert_array_equal(result.rows, expected.rows)
     np.testing.assert_allclose(result.scores, expected.scores, rtol=1e-6)
     assert (result.bound <= result.scores[:, -1]).all()
-    assert not np.array_equal(result.rows, np.sort(result.rows, axis=1)), "control"
+    assert not np.array_equal(result.rows, np.sort(result.rows, axis=1)), (
+        "control: the best rows are not in the order of the corpus"
+    )

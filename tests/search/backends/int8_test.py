@@ -134,7 +134,7 @@ def test_few_vectors_are_all_returned() -> None:
 @pytest.mark.parametrize("n_vectors", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_question_gives_the_result_of_a_batch(kind: str, n_vectors: int) -> None:
-    """Results are equal to the bit; where int8 proves nothing, float32 does."""
+    """Results are equal to the bit; if int8 proves nothing, the proof uses float32."""
     passages = vectors(kind)[: ROWS // n_vectors * n_vectors].reshape(-1, n_vectors, DIMENSION)
     corpus, backend = BlockCorpus([passages[:600], passages[600:]]), with_many_searches(select_backend("faiss-cpu"))
     for k in (1, 40, MOST_CANDIDATES):

@@ -216,7 +216,7 @@ def test_two_vectors_make_the_local_loss_a_softplus() -> None:
     local = case.ours(LossSettings("first", "first", local_weight=1.0)).terms["local"]
     np.testing.assert_allclose(local, np.log1p(np.exp(own[:, 1] - own[:, 0])).mean(), rtol=1e-6)
     reversed_ = np.log1p(np.exp(own[:, 0] - own[:, 1])).mean()
-    assert abs(float(local) - reversed_) > 0.1, "control: the other vector as target"
+    assert abs(float(local) - reversed_) > 0.1, "control: with the other vector as target, the loss differs"
 
 
 @pytest.mark.table
@@ -234,7 +234,7 @@ def test_one_vector_without_local_weight_gives_the_loss_of_dpr(positive: Any, lo
     np.testing.assert_allclose(terms.loss, dpr, rtol=1e-6)
     assert float(terms.terms.get("local", 0.0)) == 0.0
     shuffled = contrastive_loss(jnp.asarray(scores)[..., None], jnp.asarray(labels[::-1].copy()), everything, settings)
-    assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels"
+    assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels give another loss"
 
 
 def test_parts_compete_with_the_documents_of_the_whole() -> None:
@@ -353,7 +353,9 @@ def test_a_heads_own_loss_decays_by_epoch() -> None:
     for epoch, expected in ((0.0, 4.0), (1.0, 0.4), (2.0, 0.04)):
         scores = Scores(S, jnp.array([0]), allowed, settings, 1.0, jnp.float32(epoch), own)
         assert float(total_loss(scores).loss) == pytest.approx(expected, rel=1e-6)
-    assert "reconstruction" not in total_loss(Scores(S, jnp.array([0]), allowed, settings)).terms, "control"
+    assert "reconstruction" not in total_loss(Scores(S, jnp.array([0]), allowed, settings)).terms, (
+        "control: without the head's own loss, its term is absent"
+    )
 
 
 STUDENT = np.array([[2, 1, 0.5, -1], [0, 3, 1, 2]], np.float32)
@@ -411,7 +413,9 @@ def test_kl_to_a_teacher(case: tuple[float, float, bool]) -> None:
     if not case[2]:
         assert numpy_kl(STUDENT, TEACHER, *case[:2]) == pytest.approx(KL[case], rel=2e-6)
     others = [value for other, value in KL.items() if other != case]
-    assert not any(value == pytest.approx(KL[case], rel=1e-2) for value in others), "control"
+    assert not any(value == pytest.approx(KL[case], rel=1e-2) for value in others), (
+        "control: other settings have other values"
+    )
 
 
 def test_gradients_of_distillation_terms() -> None:
@@ -499,4 +503,6 @@ def test_annealing_multiplies_both_temperatures() -> None:
     )
     by_hand = case.ours(LossSettings("max", "argmax", 1.0, 1.5, 0.5))
     assert float(annealed.loss) == pytest.approx(float(by_hand.loss), rel=1e-6)
-    assert float(annealed.loss) != pytest.approx(float(case.ours(settings).loss), rel=1e-2), "control"
+    assert float(annealed.loss) != pytest.approx(float(case.ours(settings).loss), rel=1e-2), (
+        "control: without annealing, the loss differs"
+    )
