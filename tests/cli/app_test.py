@@ -407,14 +407,13 @@ def test_threads_of_numpy_sleep_when_there_is_no_work() -> None:
     assert nanoseconds < 5e6, "by default, they spin for 2e7"
 
 
-def test_garbage_is_seldom_collected_and_not_at_the_exit() -> None:
+def test_the_interpreter_exits_without_collecting_garbage() -> None:
     program = (
-        "import atexit, gc, sys;"
-        "atexit.register(lambda: print(gc.get_freeze_count() > 10_000, gc.get_threshold()[0] > 10_000));"  # runs last
+        "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 10_000));"  # runs last
         "from jaxret.__main__ import main; sys.argv[1:] = ['cache']; main()"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=environment(), capture_output=True)
-    assert done.stdout.endswith(b"True True\n"), done
+    assert done.stdout.endswith(b"True\n"), done
 
 
 @pytest.mark.table
