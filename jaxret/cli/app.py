@@ -108,7 +108,8 @@ def describe_error(error: Exception) -> str:
         return f"another process of this job is gone; run the same command on all hosts again to continue ({first})"
     if type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError"):
         if "RESOURCE_EXHAUSTED" in first:
-            return f"the device is out of memory; smaller batches or chunks need less ({first})"
+            keys = "train.batch_size, train.chunk_size, encode.tokens_per_batch"
+            return f"the device is out of memory; smaller batches or chunks need less ({keys}; {first})"
         return first
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"

@@ -48,10 +48,10 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
 
 
 def print_ranking(ranking: Sequence[tuple[str, float]], passages: Mapping[str, Passage]) -> None:
-    """Print a line for each passage: rank, score, title, and the beginning of the text."""
+    """Print a line for each passage: rank, score, id, title, and the beginning of the text."""
     for rank, (key, score) in enumerate(ranking, 1):
         passage = passages.get(key)
-        title = (passage.title or key) if passage else key
+        title = f"{key}  {passage.title}" if passage and passage.title not in ("", key) else key
         text = textwrap.shorten(passage.text, 90, placeholder=" ...") if passage else ""
         print(f"{rank:3d}. {score:8.4f}  {title:<36} {text}")
 

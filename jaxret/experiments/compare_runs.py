@@ -218,6 +218,10 @@ def read_result(location: str, data: str) -> RunResult:
         raise FileNotFoundError(f"{path} does not exist{f'; the run has {available}' if available else ''}")
     report = read_json(path)
     provenance = report.get("provenance") if isinstance(report, dict) else None
+    if isinstance(provenance, dict) and "fused" in provenance and "search" not in provenance:
+        raise ValueError(
+            f"{path} names no corpus, because run files were fused: fuse folders of systems to compare them"
+        )
     if not isinstance(provenance, dict) or "per_query" not in report or "search" not in provenance:
         raise ValueError(f"{path} is not a result of jaxret search (it has no values per query with provenance)")
     dataset = provenance.get("dataset", {})

@@ -25,7 +25,7 @@ from jaxret.experiments.fuse_job import FuseJob
 from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.index.source import encoded_sources
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem, SystemWithoutSelfMatches
-from jaxret.storage.atomic import sha256_file
+from jaxret.storage.atomic import sha256_file, sha256_json
 from jaxret.storage.working_copy import require_writable, shown_message
 
 TUNED_DEPTH = 1000  # passages per query in tuning if the measure has no cut-off
@@ -244,8 +244,22 @@ def _write_fusion(
     systems = {name: evaluate(run, queries.judgements, measures) for name, run in parts.items()}
     print(evaluation_text({**systems, "fused": result}))
     emit_table({**systems, "fused": result})
-    dataset = {"name": queries.source.dataset, "split": job.split, **queries.digests()}
-    dataset["self_matches"] = "removed" if job.removes_self_matches else "kept"
-    provenance = {"fused": {"method": job.method, "k": job.k, **provenance}, "dataset": dataset}
-    write_measures(files, result, None, provenance, {})
+    record = {"method": job.method, "k": job.k, **provenance}
+    dataset = queries.provenance(Policy(), job.removes_self_matches, "string")
+    write_measures(files, result, None, {"fused": record, "dataset": dataset, **_search_provenance(record)}, {})
     return result
+
+
+def _search_provenance(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a search's provenance for a fusion of systems, which have one corpus; {} for a fusion of run
+    files, whose corpora are unknown."""
+    if "corpus" not in record:
+        return {}
+    settings = {"method": record["method"], "weights": record["weights"], "systems": list(record["systems"].values())}
+    return {
+        "checkpoint": {"step": 0, "digest": sha256_json(settings)},
+        "config": {"fused": settings},
+        "training_data": {},
+        "corpus": record["corpus"],
+        "search": {"k": record["k"], "exact": record["exact"]},
+    }

@@ -17,6 +17,7 @@ from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
 from jaxret.models.encoders.dense_modules import read_dense_modules
 from jaxret.models.encoders.sentence_transformers import MODULES, encoder_folder, is_pylate
 from jaxret.models.heads.head import Side
+from jaxret.parallel.progress import with_progress
 from jaxret.runs.run import Run
 
 _SOURCES = (random, statistics, textwrap, inspect)
@@ -49,7 +50,7 @@ def compare_with_original(run: Run, directory: Path) -> str:
     }
     embed = run.with_dimension(0).embedder()  # full size, because only jaxret scales cut vectors to length 1 again
     sides: tuple[Side, ...] = ("query", "passage")
-    for side in sides:
+    for side in with_progress(sides, f"compare with {library}", len(sides), "side"):
         run_vectors = embed(tokens[side], side).flat
         try:
             library_vectors = original_vectors(run, directory, library, texts, side)

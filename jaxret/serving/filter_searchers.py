@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -42,11 +43,11 @@ class FilterSearchers:
         pairs: list[tuple[str, str]] = []
         for name, values in filters.items():
             several = values if isinstance(values, list) else [values]
-            if not several or not all(isinstance(value, str) for value in several):
-                raise RefusalError(
-                    422, f"filter.{name!r:.60} is {shown(values)}; it must be a text, or a list of texts"
-                )
-            pairs += [(name, value) for value in several]
+            if not several or not all(isinstance(value, (str, int, float)) for value in several):  # bool is an int
+                expected = "a text, number, true or false, or a list of these"
+                raise RefusalError(422, f"filter.{name!r:.60} is {shown(values)}; it must be {expected}")
+            # The index of metadata has numbers and true as in JSON.
+            pairs += [(name, value if isinstance(value, str) else json.dumps(value)) for value in several]
         if self._base.filters:
             raise RefusalError(422, "the passages of this server are already filtered; remove filter")
         key = tuple(sorted(set(pairs)))

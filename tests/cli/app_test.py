@@ -191,7 +191,7 @@ def test_help_is_the_docstring_and_the_flags(script: str, flag: str) -> None:
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB"),
             1,
-            "error: the device is out of memory; smaller batches",
+            "error: the device is out of memory; smaller batches or chunks need less (train.batch_size, train.chunk",
         ),
         (KeyboardInterrupt(), 130, "interrupted"),
         (

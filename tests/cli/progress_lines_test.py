@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def test_commands_write_lines_into_files(tmp_path: Path) -> None:
     encoder, data, run = write_encoder(tmp_path / "encoder"), str(write_data(tmp_path / "data")), tmp_path / "run"
     shown = works("train", *train_arguments(encoder, Path(data), run, train__steps=2, train__checkpoint_every=1))
     assert {"train", "validate", "rank passages"} <= shown
+    if find_spec("torch"):
+        assert "compare with transformers" in works("open", str(encoder), f"--workdir={tmp_path}/opened")
     assert "encode" in works("encode", f"--workdir={run}", f"--corpus={data}")
     assert "search" in works("search", f"--workdir={run}", f"--queries={data}", f"--qrels={data}", "--k=10")
     assert any(name.startswith("layers of ") for name in works("probe", data, f"--workdir={run}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from jaxret.data.formats import Corpus, DataError, QuerySource, RankingSource, write_beir, write_run
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.fusion import fuse
+from jaxret.experiments.compare_runs import compare_runs
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.fuse_job import FuseJob
@@ -82,6 +84,27 @@ def test_run_files_that_differ_in_their_suffix_have_their_own_evaluations(
         fuse_runs(FuseJob(("one.trec", "two.trec"), out, queries="data", qrels="data", measures=("RR@10",), k=k))
     depths = [read_json(runs / f"{out}.eval.json")["provenance"]["fused"]["k"] for out in outputs]
     assert depths == [1, 2, 3, 4]
+
+
+def test_an_exact_fusion_is_compared_with_its_systems(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fusion of files has no corpus, so that it may be of other passages: an error names what to do."""
+    monkeypatch.chdir(runs)
+    for name, k1 in (("words", 0.9), ("counts", 2.0)):
+        settings, options = BM25Settings(k1=k1), EvaluationOptions(measures=("RR@10",), latency=0)
+        search_bm25(name, Corpus.open("data"), EvaluationSource.open("data", "data"), settings, options)
+    job = FuseJob(("words", "counts"), "both.trec", queries="data", qrels="data", measures=("RR@10",))
+    fuse_runs(job)
+    fuse_runs(replace(job, out="words.v2.trec", weights=(1.0, 0.0)))  # control: the first system alone
+    results = [str(next(Path("words", "eval").glob("*.json"))), "both.trec.eval.json", "words.v2.trec.eval.json"]
+    comparison, systems = compare_runs(results)
+    assert list(systems) == ["words", "both.trec", "words.v2.trec"]
+    first, fused, again = (comparison.score(system, "RR@10").mean for system in systems)
+    assert first == again
+    assert fused == pytest.approx(read_json(runs / "both.trec.eval.json")["mean"]["RR@10"], abs=1e-4)
+    job = replace(job, runs=("one.trec", "two.trec"), out="files.trec")
+    fuse_runs(job)
+    with pytest.raises(ValueError, match=r"files\.trec\.eval\.json names no corpus"):
+        compare_runs([results[0], "files.trec.eval.json"])
 
 
 @pytest.mark.parametrize("sources", [{"queries": "none"}, {"queries": "data", "qrels": "none"}])

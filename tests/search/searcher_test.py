@@ -23,7 +23,7 @@ from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import TASK
 from jaxret.evaluation.answers import has_answer
 from jaxret.evaluation.metrics import evaluate
-from jaxret.experiments.answer_question import show_answer
+from jaxret.experiments.answer_question import print_ranking, show_answer
 from jaxret.experiments.evaluation_measures import measures_for
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
@@ -771,6 +771,17 @@ def test_an_answer_on_the_terminal(root: Path, run: Run, capsys: pytest.CaptureF
     assert [line.split(".")[0].strip() for line in lines] == ["1", "2", "3"]
     best = Searcher(run, corpus_folder(run.workdir)).search([question], 1).rankings[question.id][0][1]
     assert f"{best:.4f}" in lines[0]
+
+
+def test_a_line_of_an_answer_has_the_passage_id_before_the_title(capsys: pytest.CaptureFixture[str]) -> None:
+    passages = [
+        Passage("P7", "A tent for two.", "Tent"),
+        Passage("P8", "A lamp."),
+        Passage("sorted", "Sort.", "sorted"),
+    ]
+    print_ranking([(passage.id, 0.5) for passage in passages], {passage.id: passage for passage in passages})
+    lines = [line.split("0.5000")[1].split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["P7", "Tent", "A", "tent", "for", "two."], ["P8", "A", "lamp."], ["sorted", "Sort."]]
 
 
 def test_shards_of_another_checkpoint(root: Path, run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from jaxret.serving.counters import Counters
 from jaxret.serving.device import DeviceThread
 from jaxret.serving.filter_searchers import FilterSearchers
 from jaxret.serving.gateway import Gateway
-from jaxret.serving.refusal import Body
+from jaxret.serving.refusal import Body, RefusalError
 from jaxret.serving.routes import Routes
 from jaxret.serving.serve_options import ServeOptions
 from jaxret.serving.served import ServedRetriever
@@ -113,6 +113,24 @@ def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPat
     assert opened == [1, 2, 3, 4, 5], "the last four stayed open"
     use(2)
     assert opened == [1, 2, 3, 4, 5, 2], "control: this one was closed"
+
+
+def test_values_of_a_filter_are_written_as_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus has {"stock": true, "year": 2023}, and its index of metadata the texts "true" and "2023"."""
+    pairs: list[tuple[str, str]] = []
+
+    def find_rows(encoded_corpus: Any, filters: Sequence[tuple[str, str]]) -> np.ndarray:
+        pairs.extend(filters)
+        return np.array([0])
+
+    monkeypatch.setattr(filter_searchers, "matching_rows", find_rows)
+    searchers = FilterSearchers(make_searcher(filters=(), encoded_corpus=None, among=lambda rows: make_searcher()))
+    searchers.fields = {"stock": [], "year": [], "price": []}
+    searchers.open({"stock": True, "year": [2023, "2024"], "price": 1.5})
+    assert pairs == [("price", "1.5"), ("stock", "true"), ("year", "2023"), ("year", "2024")]
+    for value in (None, [[1]], []):
+        with pytest.raises(RefusalError, match="number, true or false"):
+            searchers.open({"year": value})
 
 
 def test_a_filter_is_opened_in_the_thread_of_filters_alone(device: DeviceThread) -> None:
