@@ -115,7 +115,7 @@ class World:
 
     def change(self, number: int) -> tuple[np.ndarray, bool]:
         """Return the rows of `records` that a change appends (True) or deletes. Half of the appended passages are new;
-        the others are the first half of the deletion before."""
+        the others are the first half of those that the previous change deleted."""
         first = PASSAGES + number // 2 * BATCH
         if number % 2:  # some of the oldest, and some of the last append
             old, half = number // 2 * (BATCH // 2) % (PASSAGES // 2), BATCH // 2

@@ -68,7 +68,7 @@ def test_one_run_writes_every_round_and_a_slower_number_is_reported(tmp_path: Pa
         ([1.0, 1.1, 1.2], [1.3, 1.4, 1.5], True),
         ([1.0, 1.1, 1.2], [0.5, 0.6, 0.7], False),  # faster
         ([1.00, 1.01, 1.02], [1.03, 1.04, 1.05], False),  # slower by less than the margin
-        ([1.0, 1.2, 3.0], [0.9, 1.4, 3.0], False),  # within the noise
+        ([1.0, 1.2, 3.0], [0.9, 1.4, 3.0], False),  # the difference is within the noise
     ],
 )
 def test_slower_means_beyond_the_quartiles_and_the_margin(old: list[float], new: list[float], slower: bool) -> None:

@@ -25,7 +25,7 @@ from jaxret.training.pretraining.wordpiece import train_wordpiece
 
 CLAIM = Claim("A paper", "it is better", "dual", "mlr-2")
 ANSWERS = {str(i): f"passage {i}" for i in range(9)}
-# A script that replaces training: MLR is better by a hundredth of the seed. One step always fails.
+# A script that replaces training: MLR is better by seed / 100 on average. One step always fails.
 SCRIPT = """
 import pathlib, sys
 sys.path.insert(0, {root!r})

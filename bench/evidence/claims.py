@@ -134,8 +134,8 @@ IMAGINED = {
 
 
 def lexical(**keys: Any) -> dict[str, Any]:
-    """Return keys of Aggretriever with 256 numbers, like the encoder, and unnormalized products, because a text's
-    length is that of its words' weights."""
+    """Return keys of Aggretriever with 256 numbers, as many as the encoder has. Vectors are not normalized, because the
+    length of a text's vector is that of its words' weights."""
     parts = {"head.aggretriever.lexical_dim": 192, "head.aggretriever.cls_dim": 64}
     return {**parts, "normalize": False, "loss.temperature": 1.0, **keys}
 

@@ -404,7 +404,7 @@ def test_threads_of_numpy_sleep_when_there_is_no_work() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=user, capture_output=True, text=True)
     threads, nanoseconds = map(int, done.stdout.split())
     assert threads > 0
-    assert nanoseconds < 5e6, "by default, they spin for 2e7"
+    assert nanoseconds < 5e6, "by default, threads would spin for 2e7 ns"
 
 
 def test_the_interpreter_exits_without_collecting_garbage() -> None:

@@ -50,7 +50,7 @@ def test_flags_have_the_order_of_the_fields(painting: OptionFlags[Painting]) -> 
 def test_a_dataclass_has_the_values_of_the_flags(painting: OptionFlags[Painting]) -> None:
     flags.FLAGS["canvas"].parse("a4")
     assert painting(subject="pear") == Painting("pear", "a4", "oak", explicit_fields=("canvas",)), (
-        "other fields have defaults, also those of a choice"
+        "the other fields have their defaults, and so have those of a choice"
     )
     values = {"shades": "1,20", "paint_layer": "oil,wax", "style": "flat", "brush_width": "3"}
     for name, value in values.items():

@@ -188,7 +188,7 @@ finally:
     # The encoder's program traces its loop and its last layer; the run records its parameters. The digests are compared
     # once.
     assert Counter(calls.split()) == {"attention_block": 2, "leaf_digests": 1}
-    assert int(collected) <= 20  # during the parsing of flags
+    assert int(collected) <= 20  # collections that run while flags are parsed
 
 
 @pytest.mark.exhaustive

@@ -454,7 +454,8 @@ def test_a_mistake_in_a_config_file_names_the_key_or_the_line(line: str, message
     with pytest.raises(ValueError, match=r"mine\.py") as caught:
         load_config(str(path))
     assert message in str(caught.value)
-    path.write_text("\n".join((*lines, "    config.train.batch_size = 64", "    return config")))  # control
+    # Control: a correct line is read.
+    path.write_text("\n".join((*lines, "    config.train.batch_size = 64", "    return config")))
     assert load_config(str(path)).train.batch_size == 64
 
 

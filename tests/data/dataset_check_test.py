@@ -214,7 +214,7 @@ def test_a_folder_of_a_teachers_scores(tmp_path: Path) -> None:
 
 
 def test_limits_are_in_tokens(tmp_path: Path) -> None:
-    """Words have no limit: a limit without a tokenizer would be ignored."""
+    """A limit without a tokenizer is refused, because the words of a text have no limit."""
     path = lines(tmp_path / "a.tsv", "1\ta text")
     line = command("-m", "jaxret", "data", "check", str(path), "--lengths=32")
     done = subprocess.run(line, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)

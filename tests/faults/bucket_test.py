@@ -21,7 +21,7 @@ from tests.storage.buckets import Server, finish, gcs_server, start
 
 NAME = "runs/tiny"
 RUN = f"gs://bucket/{NAME}"
-KILLS = 10  # per command
+KILLS = 10  # kills per command
 Objects = dict[tuple[str, str], tuple[int, bytes]]
 
 

@@ -180,7 +180,7 @@ def test_headers_with_huge_sizes(victim: Path, lists: Path, tmp_path: Path, tria
 
 @pytest.mark.faults(19)
 def test_json_of_another_type(victim: Path, trials: Trials) -> None:
-    """Instead of an object: a list, a number, null, an empty object, deep nesting, a repeated key."""
+    """Files have a list, a number, null, an empty object, deep nesting or a repeated key instead of their object."""
     opened, folder = open_run(victim), victim / "embeddings" / "data"
     (victim / "seal.json").unlink()  # otherwise, the seal would be the reason
     texts = ["[]", "7", "null", '"x"', "{}", "[" * 100_000, '{"a": 1, "a": 2}']

@@ -40,7 +40,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def operations(log: Path) -> list[list[str]]:
-    """Return the operations of a log: a letter and paths each."""
+    """Return the operations of a log. Each is a list of a letter and paths."""
     lines = log.read_bytes().split(b"\0\n") if log.exists() else []
     return [[part.decode() for part in (line[:1], *line[2:].split(b"\0"))] for line in lines if line]
 

@@ -555,7 +555,7 @@ def test_a_suspended_writer_removes_no_finished_files(tmp_path: Path) -> None:
         writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)
     assert contents(tmp_path) == before
     work.mkdir()
-    writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)  # control
+    writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)  # control: if its folder exists, it writes
     assert not (tmp_path / "manifest.json").exists()
 
 

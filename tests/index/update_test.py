@@ -282,7 +282,8 @@ def test_appended_passages_are_cut_like_the_corpus(root: Path, runs: RunsByKind,
     folder = encode_corpus(shorter, Corpus.open(root / "a.jsonl"), "short", progress=False).folder
     assert encoded_passage_length(folder) == PASSAGE_LENGTH - 2
     with pytest.raises(ContractError, match="passage_length"):
-        append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)  # control
+        # Control: with another length, it is refused.
+        append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
     done = run_script(
         "encode.py", f"--workdir={run.workdir}", "--name=short", f"--corpus={root / 'b.jsonl'}", "--append"
     )

@@ -71,7 +71,7 @@ def test_values_of_padding_are_ignored(arrays: tuple[np.ndarray, ...]) -> None:
 
 
 def test_half_precision_vectors_are_summed_in_float32() -> None:
-    """bfloat16 has no 256 + 1: a sum in it would tie with 256."""
+    """bfloat16 cannot represent 256 + 1, so a sum in bfloat16 would be equal to 256."""
     vectors = jnp.array([[[16.0, 1.0]], [[16.0, 0.0]]], jnp.bfloat16)
     queries = jnp.array([[16.0, 1.0]], jnp.bfloat16)
     mask = jnp.ones((2, 1), bool)

@@ -115,8 +115,8 @@ def test_invalid_process_ids(numbers: tuple[tuple[int, int], ...], message: str)
 
 
 def test_a_port_in_use_by_an_earlier_job() -> None:
-    """Process 0 reports it. The others wait until the listening process is process 0: after a restart, it may still be
-    the earlier job."""
+    """Process 0 reports that the port is in use. The others wait until the listening process is process 0: after a
+    restart, it may still be the earlier job."""
     with socket.create_server(("127.0.0.1", 0)) as earlier:
         address = f"127.0.0.1:{earlier.getsockname()[1]}"
         with pytest.raises(RendezvousError, match=r"process 0 .*\d+ .*Address"):

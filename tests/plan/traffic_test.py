@@ -123,7 +123,7 @@ def test_a_loop_with_unknown_iterations_has_unknown_traffic() -> None:
 
 
 def test_the_condition_of_a_loop_counts_too() -> None:
-    """It runs once more than the loop's body."""
+    """The condition runs once more than the body of the loop."""
     comparison = "%n = s32[] get-tuple-element(%s), index=0\n  ROOT %less = pred[] compare(%n, %n), direction=EQ"
     asking = PARTS.replace("ROOT %less = pred[] constant(true)", comparison)
     before = traffic(parse_hlo(PARTS))

@@ -143,7 +143,7 @@ def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[RetrieverMo
     np.testing.assert_allclose(once(shuffled, "passage").stacked(), first[order], atol=1e-6, rtol=0)
     assert once.programs == programs
     once(some_texts(), "query")
-    assert once.programs > programs  # control
+    assert once.programs > programs  # control: queries need more programs
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_parts_are_streamed(model: tuple[RetrieverModel, Params]) -> None:
         order.append(f"got {number}")
         np.testing.assert_array_equal(actual.flat, alone[number].flat)
         np.testing.assert_array_equal(actual.offsets, alone[number].offsets)
-        assert not np.array_equal(actual.flat[:1], alone[number - 1].flat[:1])  # control
+        assert not np.array_equal(actual.flat[:1], alone[number - 1].flat[:1])  # control: two parts differ
     assert all(order.index(f"asked {number + 1}") < order.index(f"got {number}") for number in range(2))
     assert len(ours(texts.part(3, 3), "passage")) == 0
     assert list(ours.encode_stream(iter([]), "passage")) == []

@@ -758,7 +758,7 @@ def test_prompts_precede_encoded_texts(root: Path, tmp_path: Path) -> None:
         return Searcher(run, run.workdir.embeddings(corpus), SearchOptions("xla")).search(judged, 5).rankings
 
     assert rankings_of(prompted, "data", "") == rankings_of(plain, "data", "river: ")
-    assert rankings_of(prompted, "data", "") != rankings_of(plain, "bare", "")  # control
+    assert rankings_of(prompted, "data", "") != rankings_of(plain, "bare", "")  # control: prompts change the rankings
     with pytest.raises(ContractError, match=r"passage_prompt: 'stone ' in .*, '' in the model"):
         Searcher(plain, prompted.workdir.embeddings("data"), SearchOptions("xla")).search(queries, 5)
 

@@ -666,7 +666,7 @@ def test_a_single_text_has_the_vectors_of_a_batch(served: ServedRetriever, monke
 
 @pytest.mark.parametrize("between", [0, 1])
 def test_pairs_of_every_length_are_compiled(runs: Path, between: int) -> None:
-    """Also with more markers between the texts. Control: without `warm_up` there is no program."""
+    """Pairs may also have more markers between the texts. Control: without `warm_up` there is no program."""
     served = ServedReranker(str(runs / "cross"), "best", ServeOptions(batch=2))
     scorer = served.reranker.scorer
     joiner = replace(scorer.joiner, between=scorer.joiner.between[:1] or (served.reranker.tokenizer.sep_id,) * between)

@@ -241,7 +241,7 @@ def test_a_digest_of_streamed_lists() -> None:
     lists: list[list[Any]] = [["naïve 東京", '"', ""], [], [["a", "b"], []], [{"b": 1, "a": 2.5}, None, -3]]
     assert sha256_json_lists(iter(items) for items in lists) == sha256_json(lists)
     assert sha256_json_lists([]) == sha256_json([])
-    assert sha256_json_lists(lists[::-1]) != sha256_json(lists)  # control
+    assert sha256_json_lists(lists[::-1]) != sha256_json(lists)  # control: the order matters
     with pytest.raises(ValueError, match="not JSON compliant"):
         sha256_json_lists([[float("nan")]])
 

@@ -171,7 +171,7 @@ def test_boot_ids_distinguish_hosts_of_the_same_name(leases: Leases, monkeypatch
 
 
 def test_a_lease_without_owner_expires(leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]) -> None:
-    """For example, a lease that was only half removed. The reason for waiting is printed once."""
+    """A lease that was only half removed has no owner, for example. The reason for waiting is printed once."""
     lease = claimed(others)
     assert leases.claim("a") is None
     assert capsys.readouterr().err == ""
@@ -238,7 +238,7 @@ def test_a_job_that_lost_its_lease_publishes_nothing(leases: Leases, others: Lea
     for name in "abc":
         lease = claimed(others, name)
         say(lease, 2 * leases.bound, **FAR)
-        if name == "c":  # control
+        if name == "c":  # control: here, the job still has its lease
             assert write(tmp_path / name, lease)
             continue
 

@@ -207,7 +207,7 @@ def test_control_another_seed_is_another_run(whole: tuple[Path, TrainResult], ro
 
 
 @pytest.mark.slow
-def test_a_warmup_that_never_ends_is_told_and_kept(
+def test_a_warmup_that_never_ends_is_reported_and_recorded(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(config_of(root, train__steps=1, optimizer__warmup_steps=9, data__dev=""), tmp_path / "run")
@@ -218,7 +218,7 @@ def test_a_warmup_that_never_ends_is_told_and_kept(
 
 
 @pytest.mark.slow
-def test_other_passages_of_validation_are_told_on_resuming(
+def test_other_passages_of_validation_are_reported_when_resuming(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run continues, and data.json describes the new passages."""

@@ -182,7 +182,8 @@ def test_eight_devices_equal_one(settings: dict[str, Any]) -> None:
     ("settings", "times"),
     [
         pytest.param({}, 2, marks=pytest.mark.exhaustive, id="plain"),  # each side is gathered once and kept
-        pytest.param({"encoder.recompute": "layer"}, 4, id="recompute"),  # each side once forward and once backward
+        # Each side is gathered once forward and once backward.
+        pytest.param({"encoder.recompute": "layer"}, 4, id="recompute"),
         # Each of two chunks of a side is gathered three times. Of two layers, the last is gathered only twice, because
         # its result is not needed again.
         pytest.param({"encoder.recompute": "layer", "train.chunk_size": 4}, 2 * 2 * 2.5, id="chunks"),

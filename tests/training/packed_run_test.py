@@ -1,4 +1,4 @@
-"""A run with tokens.packing: it has the losses of a run without, resumes to the byte, and records its packing."""
+"""A run with tokens.packing has the losses of a run without it, resumes to the byte, and records its packing."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_the_record_of_a_round(root: Path) -> None:
 
 @pytest.mark.parametrize("at", [5, 7])
 def test_a_round_is_resumed(at: int, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is interrupted before its first checkpoint, or after it."""
+    """The round is interrupted before its first checkpoint, or after it."""
     config = round_config(root, 2)
     with monkeypatch.context() as patch:
         interrupt(patch, at, lambda: (_ for _ in ()).throw(KeyboardInterrupt))

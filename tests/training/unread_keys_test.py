@@ -88,7 +88,7 @@ def test_one_message_names_all_of_them() -> None:
         ({"pretraining.decoder_masks": 8}, {"pretraining.method": "retromae"}),
     ],
 )
-def test_settings_of_what_is_off_are_told(changes: dict[str, Any], on: dict[str, Any]) -> None:
+def test_settings_of_disabled_parts_are_reported(changes: dict[str, Any], on: dict[str, Any]) -> None:
     (switch,) = on
     (sentence,) = describe_idle(make_config(changes))
     idle = ", ".join(sorted(key for key in changes if key != switch))

@@ -1,4 +1,4 @@
-"""Packed texts: every token once, on the device of its text, with few different sizes and little padding."""
+"""Packed texts: every token occurs once, on the device of its text; sizes are few, and padding is little."""
 
 from __future__ import annotations
 

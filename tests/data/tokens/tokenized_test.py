@@ -94,7 +94,7 @@ def test_a_stored_training_set_equals_one_tokenized_from_text(
             assert equal(one, tuple(two) if field.name == "query_ids" else two), field.name
         assert same(plan.training_batch(actual, 3), plan.training_batch(expected, 3))
     other = tokenize_examples(examples[::-1], tokenizer, pseudo_queries=imagined)
-    assert not equal(other.queries, made.queries)  # control
+    assert not equal(other.queries, made.queries)  # control: another order of examples differs
     assert other.digest != made.digest
 
 
@@ -130,7 +130,7 @@ def test_pseudo_queries_have_no_markers(root: Path, tokenizer: TextTokenizer, tm
     data, _ = load_or_tokenize_examples(source, tokenizer, tmp_path, False, quiet)
     bare = [[id for id in query.tolist() if id not in tokenizer.marker_ids] for query in data.queries]
     assert [query.tolist() for query in data.queries_without_markers] == bare
-    assert bare[0] != data.queries[0].tolist()  # control
+    assert bare[0] != data.queries[0].tolist()  # control: a query has markers
 
 
 def test_messages_are_repeated_from_the_store(

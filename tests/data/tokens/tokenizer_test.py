@@ -172,7 +172,7 @@ def test_a_tokenizer_without_end_token(tmp_path: Path) -> None:
     del settings["sep_token"]
     write_json(folder / "tokenizer_config.json", settings)
     rules = read_json(folder / "tokenizer.json")
-    write_json(folder / "tokenizer.json", rules | {"post_processor": None})  # which would append the end token
+    write_json(folder / "tokenizer.json", rules | {"post_processor": None})  # this would append the end token
     with pytest.raises(ValueError, match=r"lacks \[SEP\].*'sep': None"):
         TextTokenizer.load(folder, 8, 8)
 

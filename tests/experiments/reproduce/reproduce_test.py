@@ -103,7 +103,7 @@ def parsed(verb: str, commands: list[list[str]]) -> subprocess.CompletedProcess[
 
 @pytest.mark.slow
 def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
-    """One command for each set of flags. Keys of configs are checked by `test_every_config_of_a_row_builds`."""
+    """A command is parsed for each set of flags. Keys of configs are checked by `test_every_config_of_a_row_builds`."""
     by_verb: dict[str, dict[tuple[str, ...], list[str]]] = {}
     for case in cases():
         for command in case_commands(case, Places(Path("data"), tmp_path)):
@@ -482,9 +482,7 @@ def test_a_trial_trains_a_part_of_the_row() -> None:
 
     trial = replace(PLACES, scale=0.01)
     assert epochs("mlr/7/10-12-average", trial)["nq"] == ["0.4"]
-    assert epochs("aggretriever/3/distilbert-cls-1k", trial) == {"msmarco": ["0.4"]}, (
-        "the row's epochs, not the config's"
-    )
+    assert epochs("aggretriever/3/distilbert-cls-1k", trial) == {"msmarco": ["0.4"]}, "the epochs are those of the row"
     assert epochs("aggretriever/2/bert-agg", trial) == {"msmarco": ["0.03"], "nq": ["0.4"], "triviaqa": ["0.4"]}
     fixed = replace(trial, overrides={"train.epochs": "3"})
     assert epochs("mlr/7/10-12-average", fixed)["nq"] == ["3"]

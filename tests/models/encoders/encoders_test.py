@@ -114,7 +114,7 @@ def test_modernbert_golden_values(tmp_path: Path) -> None:
     assert isinstance(config, ModernBertConfig)
     tokens = rows(MODERNBERT_TEXTS, 0)
     states = np.asarray(encode(config, params, tokens).states)
-    assert np.isfinite(states).all()  # also for padding that sees no key
+    assert np.isfinite(states).all()  # padding that sees no key has finite states, too
     np.testing.assert_allclose(states[-1, 0, 0, :3], [-0.839843, 0.637357, 1.571529], atol=2e-6)
     np.testing.assert_allclose(states[-1, 1, 6, :3], [-1.017393, -1.542853, -0.222703], atol=2e-6)
     np.testing.assert_allclose(states[1, 0, 0, :3], [-0.736101, 0.787793, 2.155575], atol=2e-6)
@@ -144,7 +144,7 @@ def test_xlm_roberta_golden_values(tmp_path: Path) -> None:
     np.testing.assert_allclose(last[0, 0, :3], [0.124279, -0.414713, -0.530930], atol=2e-6)
     np.testing.assert_allclose(last[1, 4, :3], [1.868254, -0.059909, -0.810023], atol=2e-6)
     from_zero = encode(dataclasses.replace(config, first_position=0), params, tokens).states  # type: ignore[call-arg]
-    np.testing.assert_allclose(from_zero[-1, 0, 0, 0], -0.382185, atol=2e-6)  # control
+    np.testing.assert_allclose(from_zero[-1, 0, 0, 0], -0.382185, atol=2e-6)  # control: the first position matters
 
 
 @pytest.mark.table

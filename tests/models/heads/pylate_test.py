@@ -144,6 +144,7 @@ def test_a_pylate_directory_round_trips(tmp_path: Path, monkeypatch: pytest.Monk
         "jaxret.export.to_pylate.save_file",
         lambda tensors, *rest: save({name: x + 0.01 for name, x in tensors.items()}, *rest),
     )
-    with pytest.raises(ValueError, match=r"more than 1e-04: nothing was exported"):  # control
+    # Control: a wrong export is noticed.
+    with pytest.raises(ValueError, match=r"more than 1e-04: nothing was exported"):
         export(run.workdir.path, "pylate", tmp_path / "other")
     assert not (tmp_path / "other").exists()

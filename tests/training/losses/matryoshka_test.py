@@ -22,7 +22,7 @@ from tests import tiny
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
-SIZES, WEIGHTS = (4, 16, 8), (2.0, 1.0, 0.5)  # of vectors of 16 numbers
+SIZES, WEIGHTS = (4, 16, 8), (2.0, 1.0, 0.5)  # sizes of the parts of a vector with 16 numbers
 TEMPERATURE = 0.3
 MATRYOSHKA: dict[str, Any] = {
     "normalize": True,

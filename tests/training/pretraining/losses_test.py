@@ -90,10 +90,11 @@ def test_contrast_of_four_vectors_by_hand() -> None:
     assert float(value) == pytest.approx(0.673577, abs=2e-6)
     assert float(accuracy) == 1.0
     assert oracle.contrast(vectors.astype(np.float64)) == pytest.approx(0.673577, abs=1e-6)
-    more = np.concatenate([vectors, np.full((3, 2), 9, np.float32)])  # empty rows, an odd number of them
+    more = np.concatenate([vectors, np.full((3, 2), 9, np.float32)])  # an odd number of empty rows
     value, accuracy = span_contrast(jnp.asarray(more), jnp.arange(7) < 4)
     assert float(value) == pytest.approx(0.673577, abs=2e-6)
-    assert float(span_contrast(jnp.asarray(vectors[[0, 2, 1, 3]]), jnp.ones(4, bool))[0]) > 1  # control: wrong partners
+    # Control: with wrong partners, the loss is large.
+    assert float(span_contrast(jnp.asarray(vectors[[0, 2, 1, 3]]), jnp.ones(4, bool))[0]) > 1
 
 
 def test_unsupported_methods_of_an_encoder() -> None:

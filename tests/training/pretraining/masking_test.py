@@ -45,7 +45,7 @@ def test_chosen_words_equal_the_collators_loop() -> None:
         sizes = random.integers(1, 6, (40, 12))
         expected = [greedy(row.tolist(), most) for row in sizes]
         assert _choose_words(sizes, most).tolist() == expected
-        prefixes = np.cumsum(sizes, axis=1) <= most  # control: without skipping
+        prefixes = np.cumsum(sizes, axis=1) <= most  # control: only the first words that fit
         assert most == 1 or prefixes.tolist() != expected
 
 

@@ -164,7 +164,7 @@ def test_the_layout_of_public_checkpoints_loads_too(run: Path, data: Path, tmp_p
     assert weights[0].keys() == weights[1].keys()
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[1])
     save_file(tensors | {"more": words}, public / "model.safetensors")
-    with pytest.raises(ValueError, match="unused more"):  # control
+    with pytest.raises(ValueError, match="unused more"):  # control: other names are refused
         load_pretrained(public, ignore)
 
 
@@ -191,7 +191,9 @@ def test_logits_equal_transformers(run: Path) -> None:
     ours = np.asarray(jax.jit(logits)(params))
     assert np.abs(ours - theirs)[mask].max() < 1e-5
     moved = jax.tree.map(lambda x: x * 1.01, params)
-    assert np.abs(np.asarray(jax.jit(logits)(moved)) - theirs)[mask].max() > 1e-3  # control
+    assert (
+        np.abs(np.asarray(jax.jit(logits)(moved)) - theirs)[mask].max() > 1e-3
+    )  # control: other weights have other logits
 
 
 @pytest.mark.exhaustive
@@ -203,7 +205,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_
     assert result.resumed_from == 12
     for name in ("model.safetensors", PRETRAINING_HEAD, "tokenizer.json"):
         assert (tmp_path / "run" / "model" / name).read_bytes() == (run / "model" / name).read_bytes(), name
-    assert first != (run / "model" / "model.safetensors").read_bytes()  # control
+    assert first != (run / "model" / "model.safetensors").read_bytes()  # control: training changed the weights
     assert logged(tmp_path / "run", "loss") == logged(run, "loss")
     with pytest.raises(ContractError, match=r"pretraining\.mask_rate"):
         pretrain(config_of(data, pretraining__mask_rate=0.2, **halves), tmp_path / "run")
@@ -294,7 +296,8 @@ def test_the_same_corpus_gives_the_same_vocabulary(data: Path, tmp_path: Path) -
     assert first == second
     assert "river" in first
     assert "ü" not in first  # accents are stripped, as in BERT
-    assert train_wordpiece(lambda: texts[:1], 60, True).get_vocab() != first  # control
+    # Control: other texts have another vocabulary.
+    assert train_wordpiece(lambda: texts[:1], 60, True).get_vocab() != first
 
 
 def test_transformers_loads_the_tokenizer_of_a_run(run: Path) -> None:
