@@ -85,7 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         whole, quarter = folder / "whole", folder / "quarter"
-        for path, step in ((whole, 1), (quarter, 4)):  # every fourth passage: also a quarter of the tokens
+        for path, step in ((whole, 1), (quarter, 4)):  # every fourth passage, so that tokens are a quarter, too
             write_beir(path, islice(Corpus.open(arguments.corpus).read(), 0, arguments.passages, step), [], {})
         acts = {
             "the model alone": alone(run, whole, rows),

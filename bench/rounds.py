@@ -53,7 +53,7 @@ def calibrate() -> tuple[float, float]:
     def work(_: int) -> float:
         begin = time.thread_time()
         for _ in range(REPEATS):
-            hashlib.sha256(WORK)  # without the interpreter's lock
+            hashlib.sha256(WORK)  # it does not hold the lock of the interpreter
         return time.thread_time() - begin
 
     time.sleep(REST)

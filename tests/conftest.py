@@ -51,8 +51,9 @@ from tests.shapes import checked
 def _leave_pytrees_unchecked() -> None:
     """Exempt the fields of flax.struct dataclasses from the hook below.
 
-    JAX rebuilds a pytree through its __init__ with leaves that are not arrays of the annotated shape: stacked by vmap
-    and scan, ShapeDtypeStructs under eval_shape, shardings, None. Functions and methods are checked all the same.
+    JAX rebuilds a pytree through its __init__ with leaves that are not arrays of the annotated shape, such as those
+    stacked by vmap and scan, ShapeDtypeStructs under eval_shape, shardings, or None. Functions
+    and methods are checked all the same.
     """
     make = flax.struct.dataclass
 

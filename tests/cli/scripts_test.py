@@ -104,11 +104,11 @@ def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> 
         assert done.returncode == 0, done.stderr
         lines = done.stderr.splitlines()
         counts = lines.pop().split() if arguments[0] == "-c" else []
-        # Printed if they take over ten seconds.
+        # These lines are printed if a step takes over ten seconds.
         work = r"[0-9-]{10} [0-9:]{8} (train|validate|(rank|tokenize) \w+|encode( \w+)?|search): "
         assert [line for line in lines if not re.match(work, line)] == []
         lines = done.stdout.splitlines()
-        return counts + [re.sub(r", \d+\.\d{3} s\)$", ")", line) for line in lines]  # without the time of an answer
+        return counts + [re.sub(r", \d+\.\d{3} s\)$", ")", line) for line in lines]  # removes the time of an answer
 
     config = train_arguments(root / "encoder", root / "data", workdir, train__steps=1, train__checkpoint_every=1)
     trained = run("train.py", *config)

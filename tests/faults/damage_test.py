@@ -273,7 +273,7 @@ def exchange(one: Path, two: Path) -> None:
 
 @pytest.mark.faults(7)
 def test_shards(fixed: Victim, trials: Trials) -> None:
-    """Search refuses them, and encoding again restores every file."""
+    """Search refuses damaged shards, and encoding again restores every file."""
     folder = fixed.workdir / FOLDER
     third, fourth = "-00003-of-00023", "-00004-of-00023"
     numbers, ids, sidecar = f"vectors{third}.npy", f"ids{third}.txt", f"shard{third}.json"

@@ -117,7 +117,7 @@ def test_a_loop_with_unknown_iterations_has_unknown_traffic() -> None:
         return jax.lax.fori_loop(0, 7, lambda _, x: ordered(x), x)
 
     assert compiled(until, 3.0) is None
-    moved = compiled(counted)  # control: with the same body
+    moved = compiled(counted)  # control: a loop with the same body and a known count
     assert moved is not None
     assert moved >= 7 * 2 * ARRAY
 

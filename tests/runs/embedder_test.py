@@ -126,7 +126,7 @@ def test_weights_of_words_are_in_the_order_of_the_texts() -> None:
     limits: dict[Side, int] = {"query": limit, "passage": limit}
     ours = Embedder(retriever, params, make_mesh(devices=jax.devices()[:1]), PAD, limits, tokens_per_batch=96)
     actual = ours(texts, "passage").stacked()[:, 0]
-    assert ours.counts.padded_tokens > 2 * 96, "control: several batches"
+    assert ours.counts.padded_tokens > 2 * 96, "control: texts have several batches"
     ids, mask = texts.padded(np.arange(len(texts)), limit)
     expected = jax.jit(lambda tokens: retriever.encode(params, tokens, "passage").vectors)(Tokens(ids, mask))[:, 0]
     np.testing.assert_allclose(actual, expected, atol=1e-5)

@@ -88,7 +88,7 @@ def test_eight_devices_equal_one(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_CASES)
 def test_empty_slots_count_for_nothing(family: str) -> None:
-    """Four queries on eight devices leave four devices without a query; also in chunks."""
+    """Four queries on eight devices leave four devices without a query. This is tested with and without chunks."""
     batch = tiny.make_batch(4, pseudo_queries=family.startswith("i3"))
     value, expected = gradient(family, 1, 0)(batch)
     for more, chunk_size in ((8, 0), (16, 8)):

@@ -632,7 +632,7 @@ def test_the_weights_of_the_encoder_are_verified_with_a_start_run(
 
 
 def test_a_metric_that_is_not_finite_is_an_error(root: Path, tmp_path: Path) -> None:
-    """It cannot rank checkpoints. The parameters are finite, because no step was trained."""
+    """Such a metric cannot rank checkpoints. The parameters are finite, because no step was trained."""
     with pytest.raises(NotFiniteError, match=r"step 0: nll .*(inf|nan)"):
         train(config_of(root, loss__temperature=1e-38, train__steps=0), tmp_path / "run", progress=False)
 

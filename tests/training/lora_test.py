@@ -96,7 +96,7 @@ def test_only_adapters_are_trained_and_saved(tmp_path: Path) -> None:
     trained, base = divide_parameters(run.start, BASE)
     assert paths(base) == {f"encoder/{path}" for path in paths(run.base)}
     assert paths(run.state.params) == paths(trained)
-    assert len(paths(trained)) == 2 * 6, "A and B of six dense layers"
+    assert len(paths(trained)) == 2 * 6, "six dense layers have A and B"
     assert {path.partition(FIRST_MOMENT)[2] for path in paths(run.state.opt_state) if FIRST_MOMENT in path} == paths(
         trained
     )

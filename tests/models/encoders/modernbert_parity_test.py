@@ -22,7 +22,7 @@ from jaxret.types import HiddenStates, Tokens
 
 GOLDEN = Path(__file__).parents[2] / "goldens" / "tiny_modernbert"
 IGNORE = ("head.", "decoder")
-TOLERANCE = 1e-5  # of the largest number of a layer: the residual stream grows
+TOLERANCE = 1e-5  # relative to the largest number of a layer, because the residual stream grows
 
 
 @functools.cache

@@ -46,7 +46,8 @@ def by_hand(values: np.ndarray, d: int, mode: str) -> np.ndarray:
     [(640, (24, -198), (47, 442)), (768, (20, -198), (39, 570)), (512, (29, 826), None), (256, (59, 314), None)],
 )
 def test_vocabulary_slices_by_hand(d: int, full: tuple[int, int], semi: tuple[int, int] | None, mode: str) -> None:
-    """full and semi: (slices, ids dropped at the start or, if negative, zeros appended)."""
+    """`full` and `semi` have the number of slices, and the number of ids that are dropped at the start; a negative one
+    is that of appended zeros."""
     values = np.random.default_rng(0).permutation(VOCABULARY).astype(np.float32) / VOCABULARY
     np.testing.assert_array_equal(prune(jnp.asarray(values)[None], d, mode)[0], by_hand(values, d, mode))
     expected = full if mode == "full" else semi
@@ -192,7 +193,7 @@ def test_the_average_by_hand() -> None:
         cls = states[row, 0] @ head["cls"]["kernel"] + head["cls"]["bias"]
         np.testing.assert_allclose(vectors[row], np.concatenate([average, cls]), atol=2e-5)
         with_cls = states[row, :length].mean(0) @ head["average"]["kernel"] + head["average"]["bias"]
-        assert np.abs(with_cls - average).max() > 1e-3, "control: [CLS] in the mean"
+        assert np.abs(with_cls - average).max() > 1e-3, "control: with [CLS], the mean differs"
 
 
 def test_parts_can_be_left_out() -> None:

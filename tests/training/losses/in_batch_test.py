@@ -145,7 +145,7 @@ def test_only_the_querys_own_negatives() -> None:
     terms = contrastive_loss(S, batch.positives, competing, LossSettings(in_batch_negatives=False))
     assert float(terms.loss) == pytest.approx(expected, rel=1e-6)
     whole = contrastive_loss(S, batch.positives, competing_passages(batch), LossSettings())
-    assert abs(float(whole.loss) - expected) > 0.1, "control: all negatives of the batch"
+    assert abs(float(whole.loss) - expected) > 0.1, "control: with all negatives of the batch, the loss differs"
     empty = Batch(tokens, tokens, jnp.array([0, 3, -1]), *map(jnp.asarray, (ids, relevant)))
     alone = contrastive_loss(S, empty.positives, competing_passages(empty, False), LossSettings())
     first_two = np.mean([minus_log_softmax([raw[i, j] for j in own[i]], 0) for i in (0, 1)])
@@ -167,12 +167,12 @@ def test_every_feature_of_the_case_changes_the_loss() -> None:
     for name, change in changes.items():
         other = Case(5, **change)
         assert close(other.ours(settings), oracle(other.raw(), other, settings)), name
-        assert not close(terms, oracle(other.raw(), other, settings)), f"control: {name} makes no difference"
+        assert not close(terms, oracle(other.raw(), other, settings)), f"control: {name} changes the loss"
     whole = Case(5)
     whole.mask[:8] = True
-    assert not close(terms, oracle(whole.raw(), whole, settings)), "control: masked vectors make no difference"
+    assert not close(terms, oracle(whole.raw(), whole, settings)), "control: masked vectors change the loss"
     for other_settings in SETTINGS:
-        assert not close(terms, oracle(case.raw(), case, other_settings)), "control: settings make no difference"
+        assert not close(terms, oracle(case.raw(), case, other_settings)), "control: settings change the loss"
 
 
 @pytest.mark.table

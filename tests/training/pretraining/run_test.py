@@ -132,7 +132,7 @@ def test_the_result_loads_strictly(run: Path) -> None:
 @pytest.mark.exhaustive
 def test_fine_tuning_starts_from_the_result(run: Path, data: Path, tmp_path: Path) -> None:
     params = load_pretrained(run / "model", get_config().encoder.ignore)[1]
-    for head in ("dual_encoder", "aggretriever"):  # which also reads the MLM head
+    for head in ("dual_encoder", "aggretriever"):  # aggretriever also reads the MLM head
         config = tiny_config(run / "model", data, data__dev="", train__steps=0, head__name=head)
         train(config, tmp_path / head, progress=False)
         encoder_params = jax.device_get(open_run(tmp_path / head).params["encoder"])
@@ -141,7 +141,7 @@ def test_fine_tuning_starts_from_the_result(run: Path, data: Path, tmp_path: Pat
 
 
 def test_the_layout_of_public_checkpoints_loads_too(run: Path, data: Path, tmp_path: Path) -> None:
-    """Luyu/co-condenser-*: with the output matrix of the decoder, positions, a pooler, and with or without the head."""
+    """Luyu/co-condenser-* have the output matrix of the decoder, positions and a pooler, and some have the head."""
     public = tmp_path / "public"
     shutil.copytree(run / "model", public)
     (public / PRETRAINING_HEAD).unlink()

@@ -427,7 +427,8 @@ def test_written_scores_train_a_retriever(
 
 
 def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In records of DPR, only the first positive is a target, also with scores; of judgements, each positive is one."""
+    """In records of DPR, only the first positive is a target, even if they have scores; in judgements, each positive is
+    a target."""
 
     monkeypatch.setattr("jaxret.experiments.score_examples.PAIRS_PER_BLOCK", 9)  # many blocks of records
     blocks = []
