@@ -87,6 +87,9 @@ def load_examples(
             f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; "
             f"their slots stay empty{advice}"
         )
+    example_count = 0 if config.data.negatives else int((data.negatives.lengths > 0).sum())
+    if training and example_count:
+        log(f"  {example_count:,} examples have hard negatives, which data.negatives=0 does not use")
     if data.teacher is not None:
         scored_count = data.teacher.scored_examples
         if not scored_count:  # this happens only with a subset; reading raises if the whole set has no scores

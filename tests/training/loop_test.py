@@ -291,6 +291,18 @@ def test_zero_steps_save_the_encoder_unchanged(root: Path) -> None:
     assert train(config, workdir, progress=False).resumed_from == 0
 
 
+def test_hard_negatives_that_are_not_used_are_counted(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ({"query": f"stone {i}", "pos": [f"river {i}"], "neg": ["winter", f"market {i}"][:i]} for i in range(3))
+    (tmp_path / "mined.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for negatives in (0, 1):
+        values = {"data__train": str(tmp_path / "mined.jsonl"), "data__negatives": negatives, "data__dev": ""}
+        train(config_of(root, train__steps=0, train__batch_size=2, **values), tmp_path / f"run-{negatives}")
+        printed = capsys.readouterr().out
+        assert ("2 examples have hard negatives, which data.negatives=0 does not use" in printed) == (negatives == 0)
+
+
 @pytest.mark.exhaustive
 def test_unexpected_conditions_are_printed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A new MLM head, options that follow published code, missing negatives, and the share of truncated text."""
