@@ -15,7 +15,6 @@ from jaxret.index.parts_list import CorpusPart, read_parts
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import (
-    ANNOUNCEMENT_FILE,
     Manifest,
     ShardError,
     file_problems,
@@ -25,6 +24,7 @@ from jaxret.index.shards import (
     read_shard_json,
 )
 from jaxret.parallel.events import emit
+from jaxret.runs.encoded_steps import ANNOUNCEMENT_FILE
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_checkpoints, require_base, stored_config
 from jaxret.runs.workdir import Workdir

@@ -18,11 +18,12 @@ from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors, named_large
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encode_plan import make_encode_plan
 from jaxret.index.shard_set import ShardSet
-from jaxret.index.shards import ANNOUNCEMENT_FILE, Manifest, ShardWriter, announcement_files, read_manifest
+from jaxret.index.shards import Manifest, ShardWriter, read_manifest
 from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import job_log
+from jaxret.runs.encoded_steps import ANNOUNCEMENT_FILE, announcement_files
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings

@@ -12,9 +12,10 @@ import numpy as np
 
 from jaxret.data.formats import CorpusScan
 from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.shards import SHARD_DTYPES, announcement_files, read_entry
+from jaxret.index.shards import SHARD_DTYPES, read_entry
 from jaxret.index.source import CorpusSource
 from jaxret.parallel.progress import job_log
+from jaxret.runs.encoded_steps import announcement_files
 from jaxret.runs.run import Run
 from jaxret.types import VECTOR_DTYPES
 

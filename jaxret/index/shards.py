@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxret.runs.encoded_steps import ANNOUNCEMENT_FILE, announcement_files
 from jaxret.runs.mismatch import require_equal
 from jaxret.storage import atomic
 from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_json
 from jaxret.storage.working_copy import stored_file
 from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
-ANNOUNCEMENT_FILE = "begun.json"
 MAPPED_ARRAYS = ("vectors", "words", "weights")  # files of a shard that are mapped into memory
 ARRAYS = (*MAPPED_ARRAYS, "offsets")  # files of a shard, in addition to ids
 # "fixed": each row has V vectors. "ragged": rows have different numbers of vectors. "sparse": rows have weights of
@@ -305,12 +305,6 @@ class ShardWriter:
         if verify:
             self._verified_shards.add(shard.index)
         return True
-
-
-def announcement_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder that may record the fingerprint of its shards."""
-    yield from (folder / ANNOUNCEMENT_FILE, folder / "manifest.json")
-    yield from sorted(folder.glob("shard-*.json"))
 
 
 def _remove(path: Path, work: Path | None) -> None:

@@ -26,7 +26,7 @@ from jaxret.index.source import CorpusSource, note_corpus
 from jaxret.index.token_reader import TokenBlock, TokenReader, open_token_reader
 from jaxret.parallel.progress import COMPILATION, Progress, job_log
 from jaxret.runs.embedder import Embedder
-from jaxret.runs.run import Run
+from jaxret.runs.run import Run, require_checkpoint
 from jaxret.storage.leases import Lease, Leases
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged, TextVectors
@@ -179,6 +179,7 @@ class EncodeWorker:
         if self.writer.has(shard, verify=False):
             return None
         announce(self.writer, self.leases)
+        require_checkpoint(self.run)
         lease = self.leases.claim(shard.suffix)
         if lease and self.writer.has(shard, verify=False):  # another job wrote it before this job had the lease
             self.leases.release(lease)

@@ -33,10 +33,8 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
     """Return the differences of a config from the stored config of the run. All of them are allowed on resuming.
 
     Raises ContractError with both values of every key that must not change, or if a file of the run is damaged or
-    edited, or for the reasons of `require_same_checkpoint`; ValueError if a new encoder.checkpoint does not have the
-    weights of encoder.sha256.
+    edited; ValueError if a new encoder.checkpoint does not have the weights of encoder.sha256.
     """
-    require_same_checkpoint(workdir, config)
     old, new = flatten(config_json(stored_config(workdir))), flatten(config_json(config))
     changes: Changes = {
         key: (old.get(key, _ABSENT), new.get(key, _ABSENT))
@@ -57,22 +55,6 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
         "To resume the run use its config; to start another choose another --workdir.",
     )
     return changes
-
-
-def require_same_checkpoint(workdir: Workdir, config: ConfigDict) -> None:
-    """Raise ContractError if a run with vectors would train on, or take another checkpoint: the checkpoint of its
-    vectors would be deleted."""
-    if not any(workdir.path.glob("embeddings/*")):
-        return
-    old, new = _checkpoint_keys(stored_config(workdir)), _checkpoint_keys(config)
-    remedy = f"Its vectors are of that checkpoint. Choose another --workdir, or delete {workdir}/embeddings."
-    require_equal(old, new, str(workdir.config), "the config given", remedy)
-
-
-def _checkpoint_keys(config: ConfigDict) -> dict[str, Any]:
-    """Return the keys that may change on resuming, and that decide which checkpoint a finished run has."""
-    length = "epochs" if config.train.steps < 0 else "steps"
-    return {f"train.{length}": config.train[length], "validation.best": config.validation.best}
 
 
 def _is_same_encoder(workdir: Workdir, config: ConfigDict) -> bool:

@@ -36,6 +36,7 @@ from jaxret.runs.added_keys import complete_config
 from jaxret.runs.base_weights import encoder_of_base, read_base
 from jaxret.runs.contract import DIMENSION, make_contract, of_whole_vectors, require_same_contract
 from jaxret.runs.embedder import Embedder, Padding, Programs, padded_length
+from jaxret.runs.encoded_steps import encoded_steps
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.workdir import Workdir
@@ -493,7 +494,7 @@ def with_lengths(config: ConfigDict, model: Model, tokenizer: TextTokenizer, ove
 def open_checkpoints(workdir: Workdir, config: ConfigDict, writing: bool = False) -> Checkpoints:
     """Return the checkpoints of a run, ranked by its validation metric, or unranked (validation.best="last")."""
     metric = config.validation.metric if config.data.dev and config.validation.best == "metric" else None
-    return Checkpoints(workdir.checkpoints, metric, LESS_IS_BETTER, writing=writing)
+    return Checkpoints(workdir.checkpoints, metric, LESS_IS_BETTER, writing, lambda: encoded_steps(workdir))
 
 
 def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> int:
@@ -506,6 +507,14 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
     if not name.isdecimal() or len(name) > 18:
         raise CheckpointError(f"checkpoint is {shorten(name)}; it must be best, last, or a step")
     return int(name)
+
+
+def require_checkpoint(run: OpenedRun[Any]) -> None:
+    """Raise CheckpointError if training has deleted the checkpoint of a run after it was opened. Vectors that are
+    announced prevent this deletion."""
+    folder = run.workdir.checkpoints / str(run.checkpoint["step"])
+    if folder.parent.exists() and not folder.exists():
+        raise CheckpointError(f"{folder} was deleted: training has made a newer checkpoint; run encode again")
 
 
 def find_best_checkpoint(workdir: Workdir, config: ConfigDict) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A checkpoint contains `params`, `progress` (optimizer state, step) and, in its metadata, a digest of every leaf. Orbax
 does not detect a flipped byte in a data file, so restored arrays are verified by these digests. A seal over digests,
 step and metrics detects changes of the numbers that choose the best checkpoint. The best checkpoint (by a validation
-metric) and the last one are preserved.
+metric), the last one and those in use are preserved.
 
 A save is written to `<directory>/.unfinished/<step>`. After it was flushed to disk and a sample was read back, it is
 renamed to `<directory>/<step>`, and older checkpoints are deleted. In a bucket, each process uploads its files in the
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,7 @@ class Checkpoints:
         best_metric: validation metric that ranks checkpoints saved without a `criterion`.
         less_is_better: metrics for which a lower value is better.
         writing: whether to delete what an interrupted save left. It must be False while another process may be saving.
+        in_use: function that returns the steps of other checkpoints that must not be deleted.
 
     Attributes:
         damage: step -> problem of each damaged checkpoint newer than the newest sound one; filled only with `writing`.
@@ -164,9 +165,10 @@ class Checkpoints:
         best_metric: str | None = None,
         less_is_better: Collection[str] = (),
         writing: bool = True,
+        in_use: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.directory = Path(directory).absolute()
-        self._metric, self._less_is_better = best_metric, less_is_better
+        self._metric, self._less_is_better, self._in_use = best_metric, less_is_better, in_use
         self._copy = copy_of(self.directory)
         if self._copy and jax.process_count() > 1:
             if writing:
@@ -253,13 +255,16 @@ class Checkpoints:
         return path
 
     def prune(self) -> list[int]:
-        """Delete the checkpoints that are neither best nor last, and return their steps. Only process 0 deletes them.
+        """Delete the checkpoints that are neither best, last nor in use, and return their steps. Only process 0 deletes
+        them.
 
         They are first renamed to unfinished saves, which the next start removes. Otherwise a process that is killed
         during a deletion would leave a checkpoint that looks damaged.
         """
-        keep = {self.best(), self.last()}
-        old_steps = sorted(self._metrics.keys() - keep)
+        old_steps = sorted(self._metrics.keys() - {self.best(), self.last()})
+        if old_steps:
+            in_use = self._in_use()
+            old_steps = [step for step in old_steps if step not in in_use]
         for step in old_steps:
             if jax.process_index() == 0:
                 folder = (self.directory / str(step)).rename(self.directory / f"{step}.orbax-checkpoint-tmp")

@@ -257,7 +257,7 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
     if checkpoints.half_written:
         job.log(f"removed incomplete checkpoints: {', '.join(checkpoints.half_written)}")
     if old_steps := checkpoints.prune():
-        job.log(f"removed checkpoints that are neither best nor last: {', '.join(map(str, old_steps))}")
+        job.log(f"removed checkpoints that are neither best nor last nor of vectors: {', '.join(map(str, old_steps))}")
     log_changes(job, data.record)
     if any(key in job.changes for key in SCHEDULE):
         rate = float(optimization.learning_rate(step - int(state.skip_count or 0)))

@@ -38,6 +38,7 @@ from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.checkpoint import CheckpointError
 from jaxret.storage.leases import Lease, Leases, _numbers, this_process
 from jaxret.types import Tokens
 from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
@@ -678,6 +679,15 @@ def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monke
     for minutes, rows in ((100, 64), (200, 128), (255, 128), (1e9, 8192), (3, 8)):
         monkeypatch.setitem(encode_plan.FLOP_RATES, "cpu", work * minutes / 60)
         assert rows_a_minute(run) == rows, minutes
+
+
+def test_a_checkpoint_that_training_deleted_encodes_nothing(root: Path, run: Run, tmp_path: Path) -> None:
+    """The checkpoint was deleted after the run was opened, and before its vectors were announced."""
+    other = with_run(run, tmp_path)
+    other.workdir.checkpoints.mkdir()
+    with pytest.raises(CheckpointError, match=r"checkpoints/0 was deleted: .* run encode again"):
+        encode_corpus(other, Corpus.open(root / "data"), progress=False)
+    assert not list((tmp_path / "embeddings").rglob("*.json")), "nothing is announced"
 
 
 def test_shard_rows_may_change_while_there_is_no_shard(

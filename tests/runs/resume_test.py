@@ -131,16 +131,6 @@ def test_keys_of_other_families_are_ignored(workdir: Workdir) -> None:
         require_same_run(workdir, make_config(MLR))
 
 
-@pytest.mark.parametrize(("key", "value"), [("train.steps", 9), ("train.epochs", 9.0), ("validation.best", "last")])
-def test_a_run_with_vectors_keeps_its_checkpoint(key: str, value: Any, workdir: Workdir) -> None:
-    require_same_run(workdir, changed(key, value))
-    workdir.embeddings("scifact").mkdir(parents=True)
-    with pytest.raises(ContractError, match=key) as error:
-        require_same_run(workdir, changed(key, value))
-    assert f"{workdir}/embeddings" in str(error.value)
-    require_same_run(workdir, changed("train.log_every", 7))
-
-
 def test_changes_are_recorded_in_the_history(workdir: Workdir) -> None:
     config = changed("train.log_every", 7)
     changes = require_same_run(workdir, config)

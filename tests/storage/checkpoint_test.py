@@ -313,6 +313,17 @@ def test_superseded_checkpoints_are_deleted(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["1", "3"]
 
 
+def test_checkpoints_in_use_are_kept(tmp_path: Path) -> None:
+    in_use = {1}
+    with Checkpoints(tmp_path, "RR@10", in_use=lambda: in_use) as checkpoints:
+        for step, value in enumerate([0.1, 0.2, 0.5, 0.3], 1):
+            checkpoints.save(step, placed(HOST), placed(PROGRESS), {"RR@10": value})
+        checkpoints.wait()
+        assert (checkpoints.steps(), checkpoints.best()) == ([1, 3, 4], 3)
+        in_use.clear()  # the vectors were deleted
+        assert checkpoints.prune() == [1]
+
+
 METADATA, METRICS = "1/_CHECKPOINT_METADATA", "1/metrics/metrics"
 
 

@@ -24,9 +24,10 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from jaxret.data.formats import TrainingSource
+from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
 from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.index.encode import encode_corpus
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.retriever import make_retriever_model
 from jaxret.parallel.mesh import make_mesh
@@ -35,6 +36,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.runs.run_warnings import read_warnings
 from jaxret.runs.workdir import Workdir
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, sha256_file, write_json
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints, path_name
 from jaxret.storage.lockfile import LockedError
@@ -236,6 +238,25 @@ def test_other_passages_of_validation_are_reported_when_resuming(
     assert after["validation"]["corpus"] == sha256_file(corpus / "corpus.jsonl") != before["validation"]["corpus"]
     assert after["validation"]["judgements"] == before["validation"]["judgements"]
     assert f"the passages of validation.corpus, {corpus}, have changed\nvalidation has changed: " in said
+
+
+@pytest.mark.slow
+def test_vectors_keep_their_checkpoint_when_training_goes_on(root: Path, tmp_path: Path) -> None:
+    """Two checkpoints encode two corpora. A search by the newest one names the vectors' checkpoint, which exists."""
+    run, corpus, keys = tmp_path / "run", Corpus.open(root / "data"), {"data__dev": "", "train__checkpoint_every": 1}
+    for steps, name in ((1, "first"), (2, "second"), (4, "")):
+        train(config_of(root, train__steps=steps, **keys), run, progress=False)
+        if name:
+            encode_corpus(open_run(run), corpus, name, progress=False)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1", "2", "4"]
+    for step, name in ((1, "first"), (2, "second")):
+        folder = Workdir(run).embeddings(name)
+        Searcher(open_run(run, str(step)), folder)
+        with pytest.raises(ContractError, match=f"--checkpoint={step}"):
+            Searcher(open_run(run), folder)
+    shutil.rmtree(run / "embeddings" / "first")
+    train(config_of(root, train__steps=5, **keys), run, progress=False)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "5"]
 
 
 def test_another_config_cannot_resume(whole: tuple[Path, TrainResult], root: Path) -> None:

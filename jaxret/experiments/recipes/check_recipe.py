@@ -29,7 +29,6 @@ from jaxret.mining.training_queries import read_training_queries as training_que
 from jaxret.models.peft_files import adapter_files
 from jaxret.runs.contract import make_contract, require_same_contract
 from jaxret.runs.mismatch import require_equal
-from jaxret.runs.resume import require_same_checkpoint
 from jaxret.runs.run import USES, choose_checkpoint, load_tokenizer, open_checkpoints, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
@@ -114,7 +113,6 @@ def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: Evaluati
             workdir = Workdir(folder / stage.name)
             if workdir.config.exists():  # a run that has begun was checked before, and has copies of its files
                 contracts[stage.name] = read_json(workdir.contract)
-                require_same_checkpoint(workdir, stage.config)
                 continue
             contracts[stage.name] = _stage_contract(stage, folder)
             if stage.config.train.start_from:

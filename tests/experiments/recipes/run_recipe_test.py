@@ -456,29 +456,6 @@ def test_a_teacher_outside_the_recipe_scores_no_other_texts(tmp_path: Path, monk
         check("absent.jsonl")
 
 
-def test_a_stage_with_vectors_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training would delete the checkpoint of these vectors, and the recipe could not be continued with its first
-    config."""
-    monkeypatch.chdir(tmp_path)
-    encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
-    corpus, run = Corpus.open(data), untrained_run(Path("one/a"), encoder, data)
-    on = EvaluationSetup(corpus, EvaluationSource.open(data, data), k=10, measures=("RR@10",))
-    Path("c.py").write_text(CONFIG.format(stages=[{"name": "a"}]))
-
-    def check(**changes: Any) -> None:
-        keys = {"encoder.checkpoint": str(encoder), "data.train": str(data), "train.steps": 0}
-        changed_keys = {key.replace("__", "."): value for key, value in changes.items()}
-        check_recipe(read_stages("c.py", keys | changed_keys), tmp_path / "one", on)
-
-    check(train__steps=3)
-    encode_corpus(run, corpus, progress=False)
-    check(train__epochs=2.0, train__log_every=5)
-    with pytest.raises(ValueError, match=r"stage 'a': .*\n.*train.steps: 0 in .*, 3 in .*\n.*--workdir"):
-        check(train__steps=3)
-    with pytest.raises(ValueError, match=r"validation.best: 'metric' in .*, 'last' in"):
-        check(validation__best="last")
-
-
 def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions without positives, whose negatives are mined from rankings; records with texts in a folder without a
     corpus; scores of a positive that is not the first."""
