@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.formats import Corpus, QuerySource
-from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs
+from jaxret.experiments.vector_diversity import JudgedSource, read_judged_texts
 from jaxret.index.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import open_run
@@ -85,13 +85,12 @@ def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     written = read_json(tmp_path / "run" / "eval" / "data.test.diversity.json")
     assert set(written["wins"]) == {"layer 3", "layer 2", "layer 1"}
     assert sum(written["wins"].values()) == written["pairs"] > 10
-    run = open_run(tmp_path / "run")
     (data / "qrels" / "none.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t0\n")
     with pytest.raises(ValueError, match=r"relevant passage .*'none'"):
-        judged_pairs(run, JudgedSource.open(data, "none"))
+        read_judged_texts(JudgedSource.open(data, "none"))
     (data / "qrels" / "gone.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t1\nq0\tgone\t1\n")
     with pytest.raises(ValueError, match=r"1 relevant .*'gone'"):
-        judged_pairs(run, JudgedSource.open(data, "gone"))
+        read_judged_texts(JudgedSource.open(data, "gone"))
     untrained_run(tmp_path / "one", encoder, data)
     one = [*command[:-2], f"--workdir={tmp_path / 'one'}", f"--data={data}"]
     done = subprocess.run(one, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.evidence.claims import COMMON, CONTRASTIVE, NEW_LAYERS, PAPER_SIZES, from_bert, layers
 from bench.evidence.steps import make_data, missing_data
-from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs
+from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs, read_judged_texts
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write
@@ -97,7 +97,7 @@ def print_vectors(name: str, workdir: Workdir, questions: str) -> None:
     run = open_run(workdir.path)
     if run.model.vectors_per_passage == 1:
         return
-    pairs = judged_pairs(run, JudgedSource.open(questions, "curve"))
+    pairs = judged_pairs(run, read_judged_texts(JudgedSource.open(questions, "curve")))
     vectors = np.asarray(pairs.passages, float)
     scores = np.einsum("pd,pvd->pv", np.asarray(pairs.queries, float), vectors)
     wins = np.bincount(scores.argmax(axis=1), minlength=scores.shape[1]) / len(scores)

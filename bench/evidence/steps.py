@@ -220,9 +220,9 @@ def several_vectors(run: Any, data: str) -> MeasureValues:
     """Return, from a passage's vectors before pooling, whether the first (the last layer's) wins, and MVR's two
     measures (section 5.2) as in jaxret/evaluation/diversity.py, for each question or passage."""
     from jaxret.evaluation.diversity import normalized_scores, perplexity
-    from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs
+    from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs, read_judged_texts
 
-    pairs = judged_pairs(run, JudgedSource.open(data, "test"))
+    pairs = judged_pairs(run, read_judged_texts(JudgedSource.open(data, "test")))
     scores = normalized_scores(pairs.queries, pairs.passages, "cosine")
     winners, best = winning(scores), scores.max(axis=1)
     varied = best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)

@@ -14,6 +14,7 @@ _DATA = flags.DEFINE_string(
 )
 _SPLIT = define_flag(shared_options.split("test"))
 _CHECKPOINT = define_flag(shared_options.checkpoint())
+_NAME = define_flag(shared_options.result_name())
 
 
 def main() -> None:
@@ -21,4 +22,4 @@ def main() -> None:
     from jaxret.runs.run import open_run
 
     data = JudgedSource.open(_DATA.value, _SPLIT.value)
-    print(report_diversity(open_run(_WORKDIR.value, _CHECKPOINT.value), data))
+    print(report_diversity(open_run(_WORKDIR.value, _CHECKPOINT.value), data, _NAME.value))

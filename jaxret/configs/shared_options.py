@@ -46,6 +46,9 @@ attention = partial(option, None, "plain, flash (TPU) or cudnn (GPU); default: a
 tokens_per_batch = partial(
     option, None, "tokens that are computed at a time; default: the setting of the run", flag="tokens_per_batch"
 )
+result_name = partial(
+    option, "", "name of the result files; default: DATA.SPLIT of the queries and judgements", flag="name"
+)
 download = partial(
     option, False, "download a model that is not in the local cache of Hugging Face", flag="download"
 )

@@ -123,7 +123,8 @@ class _Evaluator:
     def __init__(self, job: BeirJob) -> None:
         self.job, self.workdir = job, Workdir(job.workdir)
         self.ledger = Ledger(job.result.with_suffix(""))
-        self.bm25_folder = job.result.parent / "bm25"  # folder of BM25's indexes and evaluations
+        # folder of BM25's indexes and evaluations
+        self.bm25_folder = job.result.parent / ".".join(filter(None, ("bm25", job.name)))
 
     @cached_property
     def encoder(self) -> Run:
@@ -134,11 +135,12 @@ class _Evaluator:
         return open_run(self.job.workdir, self.job.checkpoint, query_length=self.job.query_length)
 
     def label(self, query: bool) -> str:
-        """Return the part of file names that has checkpoint and lengths; the query length only if `query` is set."""
+        """Return the part of file names that has the job's name, checkpoint and lengths; the query length only if
+        `query` is set."""
         step = "" if self.job.checkpoint == "best" else f"step-{self.searcher.checkpoint['step']}"
         lengths = [f"q{self.job.query_length}" * bool(query and self.job.query_length)]
         lengths.append(f"p{self.job.passage_length}" * bool(self.job.passage_length))
-        return ".".join(filter(None, (step, *lengths)))
+        return ".".join(filter(None, (self.job.name, step, *lengths)))
 
     def _source(self, corpus: Corpus) -> EvaluationSource:
         """Open the queries and judgements in the folder of a corpus."""

@@ -22,6 +22,7 @@ class BeirJob:
     platform: str = shared_options.platform()
     sets: tuple[str, ...] = option((), "sets to evaluate on; default: all sets of the folder", parse=tuple)
     split: str = shared_options.split("test", "split of the judgements")
+    name: str = option("", "name in the names of all files, so that sets of another folder can have the same names")
     on_error: str = shared_options.on_error(keep=True)
     bm25: bool = option(False, "also evaluate BM25 on the sets, and show it in another column")
     columns: tuple[str, ...] = option(
@@ -38,13 +39,15 @@ class BeirJob:
 
     @property
     def result(self) -> Path:
-        """The file of the result. Its name has the checkpoint, and split and lengths that are not the default."""
+        """The file of the result. Its name has the checkpoint, `name`, and split and lengths that are not the
+        default."""
         lengths = (
             f"q{self.query_length}" * bool(self.query_length),
             f"p{self.passage_length}" * bool(self.passage_length),
         )
         split = "" if self.split == "test" else self.split
-        return Workdir(self.workdir) / "beir" / (".".join(filter(None, (self.checkpoint, split, *lengths))) + ".json")
+        parts = filter(None, (self.checkpoint, self.name, split, *lengths))
+        return Workdir(self.workdir) / "beir" / f"{'.'.join(parts)}.json"
 
 
 def split_column(column: str) -> tuple[str, Path]:

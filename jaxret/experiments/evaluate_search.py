@@ -16,13 +16,18 @@ from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, self_matching_queries, without_self_matches
 from jaxret.experiments.evaluation_measures import MEASURES, MeasureNames, choose_measures
 from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
+from jaxret.experiments.evaluation_queries import (
+    EvaluationQueries,
+    EvaluationSource,
+    read_evaluation_queries,
+    require_same_dataset,
+)
 from jaxret.index.shards import ShardError
 from jaxret.parallel.progress import print_line
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.workdir import Workdir
 from jaxret.search.latency import describe_latency
-from jaxret.storage.atomic import read_json
+from jaxret.storage.atomic import write_json
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.storage.working_copy import require_writable
 
@@ -87,27 +92,13 @@ def plan_evaluation(
     remove = removes_self_matches(options.self_matches, source.dataset)
     name = ".".join(filter(None, (options.name or source.name, options.label, label)))
     run_file, results = workdir.rankings(name), workdir.evaluation(name)
-    _require_same_data(results, dataset)
+    record = dataset.record()
+    for path in (results, _record_path(run_file)):
+        require_same_dataset(path, record)
     for path in (run_file, results):
         require_writable(path.parent)  # an error before the search, not after it
         remove_leftovers(path.parent, age=3600)
     return EvaluationPlan(workdir.name, options, dataset, measures, remove, policy, run_file, results)
-
-
-def _require_same_data(results: Path, dataset: EvaluationQueries) -> None:
-    """Raise ValueError if a file has the evaluation of other data: two folders may have one name. The same sources may
-    have changed, and the same data may have moved."""
-    old = read_json(results).get("provenance", {}).get("dataset") if results.exists() else None
-    if old and old["sha256"] != dataset.digests():
-        old_sources, sources = (
-            " with ".join(dict.fromkeys(filter(None, (values["queries"], values.get("qrels")))))
-            for values in (old, dataset.sources())
-        )
-        if old_sources != sources:
-            raise ValueError(
-                f"{results} is the evaluation of {old_sources}, which that of {sources} would replace: give another "
-                "--name for its files, or delete that file"
-            )
 
 
 def require_answers(source: str, queries: Sequence[Query], measures: MeasureNames, dpr_results: bool = False) -> None:
@@ -152,6 +143,11 @@ def treat_self_matches(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
             "use --self_matches=keep"
         )
     return without_self_matches(rankings, plan.options.k)
+
+
+def _record_path(run_file: Path) -> Path:
+    """Return the path of the provenance of a run file that has no evaluation."""
+    return run_file.with_suffix(".json")
 
 
 def evaluation_path(run_file: PathLike) -> Path:
@@ -208,11 +204,14 @@ def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | No
     cost = {"bytes_per_passage": round(retrieval.bytes_per_passage, 1)}
     if evaluation or answers:
         print(f"{cost['bytes_per_passage']:,.0f} bytes per passage")
+    provenance = {**retrieval.provenance, "dataset": source}
+    if not (evaluation or answers):
+        write_json(_record_path(plan.run_file), {"provenance": provenance})
     write_measures(
         (plan.run_file, plan.results),
         evaluation,
         answers,
-        {**retrieval.provenance, "dataset": source},
+        provenance,
         cost,
         retrieval.latency if options.latency != 0 else None,
     )

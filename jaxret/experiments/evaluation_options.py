@@ -17,7 +17,7 @@ class EvaluationOptions:
     # names of measures; None for nDCG@10, RR@10, R@100, Success@5, Success@20 and, if queries have answers,
     # Accuracy@1,5,20,100, with cut-offs of at most k
     measures: tuple[str, ...] | None = None
-    name: str = option("", "name of the result files; default: DATA.SPLIT of the queries and judgements")
+    name: str = shared_options.result_name()
     label: str = ""  # follows the data set's name in file names, so that results do not replace others
     self_matches: str = shared_options.self_matches()
     latency: int | None = shared_options.latency()

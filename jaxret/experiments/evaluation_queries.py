@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Query
 from jaxret.parallel.progress import print_line
-from jaxret.storage.atomic import sha256_json
+from jaxret.storage.atomic import read_json, sha256_json
 from jaxret.storage.working_copy import shown_message
 
 SHARED_NAMES = (
@@ -95,6 +95,13 @@ class EvaluationSource:
         dataset, split = self.dataset, self.split
         return dataset if not split or dataset.endswith(f"-{split}") else f"{dataset}.{split}"
 
+    def record(self, digests: Any) -> dict[str, Any]:
+        """Return the entry `dataset` of a result on these data: the sources as the user named them, and their
+        digests."""
+        values = {"queries": shown_message(self.queries.source)}
+        values |= {"qrels": shown_message(self.judgements.source)} if self.judgements else {}
+        return {**values, "sha256": digests}
+
     @property
     def has_every_split(self) -> bool:
         """Whether a folder has the queries of all splits in one file, so that only judgements select a split."""
@@ -154,16 +161,32 @@ class EvaluationQueries:
             removed: whether self-matches were removed.
             match: how answers are read, "string" or "regex".
         """
-        values: dict[str, Any] = {"skipped": dict(policy.skip_counts), "sha256": self.digests()}
+        values: dict[str, Any] = {"skipped": dict(policy.skip_counts)}
         values |= {"self_matches": "removed" if removed else "kept"}
         values |= {"match": match} if match != "string" else {}
         values |= {"split": self.source.split} if self.source.judgements else {}
-        return self.sources() | values
+        return self.record() | values
 
-    def sources(self) -> dict[str, str]:
-        """Return the sources of the queries and of the judgements, as the user named them."""
-        values = {"queries": shown_message(self.source.queries.source)}
-        return values | ({"qrels": shown_message(self.source.judgements.source)} if self.source.judgements else {})
+    def record(self) -> dict[str, Any]:
+        """Return the sources and the digests of the data, see `EvaluationSource.record`."""
+        return self.source.record(self.digests())
+
+
+def require_same_dataset(path: Path, record: Mapping[str, Any]) -> None:
+    """Raise ValueError if a file has a result on other data than `record` (`EvaluationSource.record`): two folders may
+    have one name. The same sources may have changed, and the same data may have moved."""
+    report = read_json(path) if path.exists() else {}
+    old = report.get("provenance", report).get("dataset")
+    if old and old["sha256"] != record["sha256"]:
+        old_sources, sources = (
+            " with ".join(dict.fromkeys(filter(None, (values.get("queries"), values.get("qrels"))))) or "other data"
+            for values in (old, record)
+        )
+        if old_sources != sources:
+            raise ValueError(
+                f"{path} is the result on {old_sources}, which that on {sources} would replace: give another --name "
+                "for its files, or delete that file"
+            )
 
 
 def read_evaluation_queries(

@@ -16,7 +16,7 @@ from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.diversity import Diversity, diversity
-from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.evaluation_queries import EvaluationSource, require_same_dataset
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel.events import emit
@@ -94,23 +94,21 @@ class JudgedPairs:
     queries: Float[np.ndarray, "P D"]  # query vectors
     passages: Float[np.ndarray, "P V D"]  # vectors before pooling
     rows: Int[np.ndarray, " P"]  # number of the pair's passage
-    digest: str  # digest of texts and pairs
 
     def diversity(self) -> Diversity:
         """Return how much the vectors of a passage differ, and how often each vector has the highest score."""
         return diversity(self.queries, self.passages, self.rows)
 
 
-def judged_pairs(run: Run, data: JudgedSource) -> JudgedPairs:
-    """Encode the judged queries of a source and their relevant passages. Raises ValueError if the run has one vector
-    per passage or per token, or if the texts cannot be used (`read_judged_texts`)."""
+def judged_pairs(run: Run, texts: JudgedTexts) -> JudgedPairs:
+    """Encode judged queries and their relevant passages. Raises ValueError if the run has one vector per passage or per
+    token."""
     if not has_several_vectors(run.model):
         vectors = run.model.unpooled().vectors_per_passage
         raise ValueError(
             f"head {run.config.head.name!r} has {'a vector for every token' if vectors is None else 'one vector'} of a "
             "passage; diversity needs a head with several vectors, the same number for every passage"
         )
-    texts = read_judged_texts(data)
     pairs = texts.pairs
     passage_rows = {passage.id: row for row, passage in enumerate(texts.passages)}
     query_rows = {query_id: row for row, query_id in enumerate(dict.fromkeys(pair.query_id for pair in pairs))}
@@ -122,7 +120,7 @@ def judged_pairs(run: Run, data: JudgedSource) -> JudgedPairs:
     left = np.array([query_rows[pair.query_id] for pair in pairs])
     right = np.array([passage_rows[pair.passage_id] for pair in pairs])
     ids = [pair.query_id for pair in pairs], [pair.passage_id for pair in pairs]
-    return JudgedPairs(*ids, query_vectors[left], passage_vectors[right], right, texts.digest())
+    return JudgedPairs(*ids, query_vectors[left], passage_vectors[right], right)
 
 
 def has_several_vectors(model: RetrieverModel) -> bool:
@@ -160,12 +158,16 @@ def pooling_weights(run: Run) -> dict[str, float] | None:
     return None if weights is None else dict(zip(names, weights, strict=True))
 
 
-def diversity_path(workdir: Workdir, data: JudgedSource, step: int | None = None) -> Path:
+def diversity_path(workdir: Workdir, data: JudgedSource, step: int | None = None, name: str = "") -> Path:
     """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, or `eval/DATA.diversity.json` for a file.
 
-    `step` is the step of a checkpoint that is not the best one; the name then has `.step-N`.
+    Args:
+        workdir: folder of the run.
+        data: the judged texts.
+        step: step of a checkpoint that is not the best one; the name then has `.step-N`.
+        name: name that replaces DATA.SPLIT, unless it is "".
     """
-    return workdir.evaluation(f"{data.name}{'' if step is None else f'.step-{step}'}.diversity")
+    return workdir.evaluation(f"{name or data.name}{'' if step is None else f'.step-{step}'}.diversity")
 
 
 def read_diversity(path: Path) -> dict[str, float | None]:
@@ -181,22 +183,25 @@ def is_diversity_of(path: Path, checkpoint: Mapping[str, Any], texts: JudgedText
     if not path.exists():
         return False
     report = read_json(path)
-    return report.get("checkpoint") == checkpoint and report.get("data") == texts.digest()
+    return report.get("checkpoint") == checkpoint and report.get("dataset", {}).get("sha256") == texts.digest()
 
 
-def report_diversity(run: Run, data: JudgedSource) -> str:
+def report_diversity(run: Run, data: JudgedSource, name: str = "") -> str:
     """Measure diversity, write it to `diversity_path`, and return the text to print. Raises ValueError for the reasons
-    of `judged_pairs`."""
-    pairs = judged_pairs(run, data)
+    of `read_judged_texts`, `judged_pairs` and `require_same_dataset`."""
+    texts = read_judged_texts(data)
+    record = data.source.record(texts.digest())
+    is_best = run.checkpoint == find_best_checkpoint(run.workdir, run.config)
+    path = diversity_path(run.workdir, data, None if is_best else run.checkpoint["step"], name)
+    require_same_dataset(path, record)
+    pairs = judged_pairs(run, texts)
     result = pairs.diversity()
     names = run.model.module.head.vector_names()
-    is_best = run.checkpoint == find_best_checkpoint(run.workdir, run.config)
-    path = diversity_path(run.workdir, data, None if is_best else run.checkpoint["step"])
     winners = dict(zip(names, result.wins, strict=True))
     mixture = pooling_weights(run)
     pooling = {"name": run.config.pooling, "weights": mixture}
     values = {**vars(result), "wins": winners, "equal": result.equal, "pooling": pooling, "checkpoint": run.checkpoint}
-    values["data"] = pairs.digest
+    values["dataset"] = record
     write_json(path, values)
     emit("diversity", path=path, result=values)
     lines = [

@@ -25,12 +25,14 @@ from tests.pipeline import REPOSITORY, command, environment, write_encoder
 COMMANDS = REPOSITORY / "jaxret" / "cli"
 # Module -> flags whose type, default or meaning differs in it.
 OWN_MEANING = {
+    "beir_job": {"name"},
     "compare": {"measures"},
     "data_check": {"on_error"},
     "data_split": {"qrels"},
     "decoding_options": {"queries", "query_length"},
     "demo": {"workdir"},
     "doctor": {"workdir"},
+    "encode_request": {"name"},
     "evaluation_options": {"on_error"},
     "fuse_job": {"k", "measures"},
     "generation_options": {"passage_length", "tokens_per_batch"},
@@ -44,7 +46,7 @@ OWN_MEANING = {
     "reproduce": {"workdir"},
     "rerank_request": {"k", "split", "workdir"},
     "search_job": {"k"},
-    "search_options": {"checkpoint", "qrels", "queries"},
+    "search_options": {"checkpoint", "name", "qrels", "queries"},
     "store_options": {"k"},
 }
 NO_CHIP = "--topology=v9:1"  # the first error of `plan` after it reads the config

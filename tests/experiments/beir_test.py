@@ -140,8 +140,9 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
     workdir = Workdir(job.workdir)
 
     def search(run: Any, source: EvaluationSource, options: EvaluationOptions, *rest: Any) -> None:
-        write_json(workdir.evaluation(options.name), {"queries_expected": 2, "mean": {"nDCG@10": 0.5, "R@100": 0.5}})
-        write_json(workdir.rankings(options.name), {})
+        name = ".".join(filter(None, (options.name, options.label)))
+        write_json(workdir.evaluation(name), {"queries_expected": 2, "mean": {"nDCG@10": 0.5, "R@100": 0.5}})
+        write_json(workdir.rankings(name), {})
 
     for system in ("encoder", "searcher"):
         monkeypatch.setattr(beir_module._Evaluator, system, run)
@@ -161,6 +162,11 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
     run.checkpoint = {"step": 2}
     evaluate_beir(replace(job, sets=("arguana",)))
     assert list(read_json(job.result)["sets"]) == ["arguana"]
+    named = replace(job, sets=("scifact",), name="mine")
+    evaluate_beir(named)
+    assert list(read_json(named.result)["sets"]) == ["scifact"]
+    assert workdir.evaluation("scifact.test.mine").exists()
+    assert list(read_json(job.result)["sets"]) == ["arguana"], "the named result is in another file"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ def test_a_report_is_of_one_checkpoint_and_of_its_texts(tmp_path: Path) -> None:
     same path."""
     path = tmp_path / "data.test.diversity.json"
     assert not is_diversity_of(path, CHECKPOINT, TEXTS)
-    write_json(path, {"checkpoint": CHECKPOINT, "data": TEXTS.digest()})
+    write_json(path, {"checkpoint": CHECKPOINT, "dataset": {"sha256": TEXTS.digest()}})
     assert is_diversity_of(path, dict(CHECKPOINT), TEXTS)
     unjudged = {**TEXTS.queries, "other": Query("other", "light")}
     assert is_diversity_of(path, CHECKPOINT, replace(TEXTS, queries=unjudged)), "queries without a pair do not matter"
@@ -53,8 +54,9 @@ def test_a_report_is_of_one_checkpoint_and_of_its_texts(tmp_path: Path) -> None:
 def test_the_report_of_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--checkpoint=2` overwrote it, but sweeps and pictures read the report of the best one."""
     vectors = np.eye(2, dtype=np.float32)
-    pairs = JudgedPairs(["q"], ["p"], vectors[:1], vectors[None], np.zeros(1, np.int64), "digest")
+    pairs = JudgedPairs(["q"], ["p"], vectors[:1], vectors[None], np.zeros(1, np.int64))
     monkeypatch.setattr(vector_diversity, "judged_pairs", lambda *arguments: pairs)
+    monkeypatch.setattr(vector_diversity, "read_judged_texts", lambda *arguments: TEXTS)
     monkeypatch.setattr(vector_diversity, "find_best_checkpoint", lambda *arguments: CHECKPOINT)
     for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,5 +68,13 @@ def test_the_report_of_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: 
         run: Any = object.__new__(OpenedRun)
         vars(run).update(workdir=Workdir(tmp_path), config=config, model=model, params={}, checkpoint=checkpoint)
         assert str(tmp_path / "eval") in report_diversity(run, data)
+    monkeypatch.setattr(vector_diversity, "read_judged_texts", lambda *arguments: replace(TEXTS, pairs=[]))
+    report_diversity(run, data)  # the same folder, changed
+    shutil.copytree(tmp_path / "data", tmp_path / "b" / "data")
+    monkeypatch.setattr(vector_diversity, "read_judged_texts", lambda *arguments: TEXTS)
+    with pytest.raises(ValueError, match=f"that on {tmp_path}/b/data would replace.*--name"):
+        report_diversity(run, JudgedSource.open(tmp_path / "b" / "data", "test"))
+    report_diversity(run, JudgedSource.open(tmp_path / "b" / "data", "test"), "b")
     written = {path.name: read_json(path)["checkpoint"] for path in (tmp_path / "eval").iterdir()}
-    assert written == {"data.test.diversity.json": CHECKPOINT, "data.test.step-2.diversity.json": checkpoint}
+    names = ("data.test.step-2", "b.step-2")
+    assert written == {"data.test.diversity.json": CHECKPOINT, **{f"{n}.diversity.json": checkpoint for n in names}}

@@ -521,11 +521,35 @@ def test_a_result_replaces_none_of_another_data_set_of_the_same_name(root: Path,
     kept = {path: path.read_bytes() for path in run.workdir.path.glob("*/data.test.*")}
     with pytest.raises(ValueError, match="--name") as error:
         search(data)
-    assert f"that of {data} would" in str(error.value)
-    assert f"evaluation of {copy}," in str(error.value)
+    assert f"that on {data} would" in str(error.value)
+    assert f"result on {copy}," in str(error.value)
     assert kept == {path: path.read_bytes() for path in run.workdir.path.glob("*/data.test.*")}
     search(data, "original")
     assert (run.workdir / "eval" / "original.json").exists()
+
+
+def test_rankings_without_an_evaluation_replace_none_of_another_data_set(root: Path, tmp_path: Path) -> None:
+    run, files = copied(root, tmp_path / "mine"), [tmp_path / name / "asked" / "q.jsonl" for name in "ab"]
+    lines = (root / "data" / "queries.jsonl").read_text().splitlines(keepends=True)
+    for number, file in enumerate(files):
+        file.parent.mkdir(parents=True)
+        file.write_text("".join(lines[number : number + 2]))
+
+    def search(file: Path, name: str = "") -> None:
+        options = EvaluationOptions(k=5, latency=0, name=name)
+        search_files(run, EvaluationSource.open(file), options, progress=False)
+
+    search(files[0])
+    path = run.workdir.rankings("q")
+    kept = path.read_bytes()
+    with pytest.raises(ValueError, match=f"result on {files[0]}, .* on {files[1]} would"):
+        search(files[1])
+    assert path.read_bytes() == kept
+    search(files[1], "second")
+    search(files[0])
+    files[0].write_text("".join(lines[2:4]))
+    search(files[0])  # the same file, changed
+    assert path.read_bytes() != kept
 
 
 @pytest.mark.slow

@@ -41,6 +41,8 @@ def test_a_recipe_is_evaluated_on_its_training_folder(tmp_path: Path) -> None:
     config = config_with(data__train=str(data))
     setup = complete_evaluation(EvaluationRequest(split="dev"), config)
     assert setup == EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data, "dev"))
+    assert setup.result_name == setup.source.name
+    assert complete_evaluation(EvaluationRequest(split="dev", name="mine"), config).result_name == "mine"
     request = EvaluationRequest(str(other), split="dev")
     assert complete_evaluation(request, config).corpus == Corpus.open(other)
     records = tmp_path / "train.jsonl"

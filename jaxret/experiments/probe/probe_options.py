@@ -13,6 +13,7 @@ class ProbeOptions:
     """Numbers of queries and passages of a probe. Raises ValueError for sizes that are too small."""
 
     split: str = shared_options.split("dev", "split of the judged queries")
+    name: str = shared_options.result_name()
     queries: int = option(1000, "judged queries, at most; drawn from the seed", lower_bound=2)
     passages: int = option(
         5000, "passages: all relevant passages of these queries, and others drawn from the seed", lower_bound=2

@@ -55,7 +55,7 @@ def report_probe(run: Run, source: EvaluationSource, corpus: Corpus, options: Pr
         options: numbers of queries and passages, and the seed.
     """
     probe = probe_layers(run, source, corpus, options)
-    path = run.workdir.evaluation(f"{probe.name}.probe")
+    path = probe.path
     results = probe_json(probe, options.corpus_size) | {"options": vars(options), "checkpoint": run.checkpoint}
     write_json(path, results)
     picture = f"no picture: {NO_MATPLOTLIB}"
@@ -71,17 +71,17 @@ def report_probe(run: Run, source: EvaluationSource, corpus: Corpus, options: Pr
         *_advice(run, probe),
         f"written to {path}",
         picture,
-        *_winner_lines(run, JudgedSource.of(source, corpus)),
+        *_winner_lines(run, JudgedSource.of(source, corpus), options.name),
     ]
     return "\n".join(lines)
 
 
-def _winner_lines(run: Run, data: JudgedSource) -> list[str]:
+def _winner_lines(run: Run, data: JudgedSource, name: str) -> list[str]:
     """Return lines on how often each vector of a passage wins; [] unless the run is trained and has several vectors."""
     if not run.checkpoint["step"] or not has_several_vectors(run.model):
         return []
     try:
-        report = report_diversity(run, data)
+        report = report_diversity(run, data, name)
     except ValueError as error:  # it needs every relevant passage in the corpus; a probe does not
         report = f"not measured: {error}"
     return ["", "Which vector of a relevant passage wins (jaxret diversity):", "", report]
@@ -95,7 +95,7 @@ def probe_json(probe: Probe, corpus_size: int) -> dict[str, Any]:
         return {"bytes_per_passage": passage_bytes, "corpus_bytes": corpus_size * passage_bytes}
 
     return {
-        "dataset": {"name": probe.name, "sha256": probe.digests},
+        "dataset": probe.dataset,
         "queries": len(probe.data.relevance),
         "held_out": len(probe.held_out),
         "passages": probe.data.relevance.shape[1],

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Passage
 from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison
-from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
+from jaxret.experiments.evaluation_queries import (
+    EvaluationQueries,
+    EvaluationSource,
+    read_evaluation_queries,
+    require_same_dataset,
+)
 from jaxret.experiments.probe.layer_quality import (
     ProbeData,
     Quality,
@@ -40,8 +47,8 @@ class Probe:
     """Measured retrieval by the layers of an encoder."""
 
     data: ProbeData  # the vectors and the relevance of each pair
-    name: str  # data set and split
-    digests: dict[str, str]  # SHA-256 digests of queries and judgements
+    path: Path  # file of the measurements
+    dataset: dict[str, Any]  # sources and digests of queries and judgements
     single_layers: list[Quality]  # measures of every single layer
     pairs: list[Quality]  # measures of every layer together with the last one
     findings: list[Finding]  # the best of each kind, the last layer first
@@ -58,16 +65,19 @@ def probe_layers(run: Run, source: EvaluationSource, corpus: Corpus, options: Pr
         options: numbers of queries and passages, and the seed.
 
     Raises:
-        ValueError: fewer than four judged queries have a relevant passage in the corpus.
+        ValueError: fewer than four judged queries have a relevant passage in the corpus, or the probe of another data
+            set has the name of this one.
     """
     queries = read_evaluation_queries(source, Policy())
+    path = run.workdir.evaluation(f"{options.name or source.name}.probe")
+    require_same_dataset(path, queries.record())
     vectors = encode_probe_data(run, corpus, queries, options)
     single_layers = [vectors.quality(choice) for choice in single_layer_choices(vectors.last, vectors.queries.tokens)]
     pairs = [vectors.quality(choice) for choice in layer_pair_choices(vectors.last, vectors.queries.tokens)]
     order = np.random.default_rng([options.seed, 1]).permutation(len(vectors.relevance))
     first, second = np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
     findings = choose(vectors, [*single_layers, *pairs], first, second, options.seed)
-    return Probe(vectors, source.name, queries.digests(), single_layers, pairs, findings, second)
+    return Probe(vectors, path, queries.record(), single_layers, pairs, findings, second)
 
 
 def encode_probe_data(run: Run, corpus: Corpus, queries: EvaluationQueries, options: ProbeOptions) -> ProbeData:

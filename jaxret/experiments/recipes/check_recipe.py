@@ -50,6 +50,11 @@ class EvaluationSetup:
     k: int = 100  # passages per query
     measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
     match: str = "string"  # how answers are read, "string" or "regex"
+    name: str = ""  # name of the result files; "": the name of the source
+
+    @property
+    def result_name(self) -> str:
+        return self.name or self.source.name
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as a JSON value."""
@@ -84,7 +89,7 @@ def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> Evalu
     qrels = request.qrels or (queries if DataSource.open(queries).is_folder else "")
     corpus = Corpus.open(request.corpus) if request.corpus else training_corpus(config)
     source = EvaluationSource.open(queries, qrels, request.split)
-    return EvaluationSetup(corpus, source, request.k, request.measures, request.match or "string")
+    return EvaluationSetup(corpus, source, request.k, request.measures, request.match or "string", request.name)
 
 
 def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: EvaluationSetup) -> None:

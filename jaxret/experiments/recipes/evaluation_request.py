@@ -17,6 +17,7 @@ class EvaluationRequest:
     queries: str = shared_options.queries(_TRAIN)
     qrels: str = shared_options.qrels("--queries, if it is a folder")
     split: str = shared_options.split("test")
+    name: str = shared_options.result_name()
     k: int = shared_options.k()
     measures: tuple[str, ...] | None = shared_options.measures()
     # for the evaluation and the mining of all stages; "": strings in the evaluation, and each stage's own setting in

@@ -348,15 +348,15 @@ class _Recipe:
             "queries": self._digest([*source.queries.files, *answers, *judgements]),
             "encoded": self._outputs[f"{stage.name}.encode"],
             "evaluation": [source.queries.split, setup.k, list(setup.measures or ()), setup.match],
-            "name": source.name,
+            "name": setup.result_name,
         }
 
     def _search(self, stage: Stage) -> list[Path]:
         setup, run = self.evaluation, open_run(self.folder / stage.name)
         measures = tuple(setup.measures) if setup.measures else None
-        evaluation = EvaluationOptions(setup.k, measures, match=setup.match)
+        evaluation = EvaluationOptions(setup.k, measures, setup.name, match=setup.match)
         search_files(run, setup.source, evaluation, encoded_name=self._encoded_name)
-        return [run.workdir.rankings(setup.source.name), self._result_path(stage)]
+        return [run.workdir.rankings(setup.result_name), self._result_path(stage)]
 
     def _result_path(self, stage: Stage) -> Path:
-        return Workdir(self.folder / stage.name).evaluation(self.evaluation.source.name)
+        return Workdir(self.folder / stage.name).evaluation(self.evaluation.result_name)

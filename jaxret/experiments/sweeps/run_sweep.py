@@ -120,7 +120,7 @@ def sweep_runs(setup: SweepSetup, workdir: str | Path) -> list[SweepRun]:
 def list_sweep(setup: SweepSetup, workdir: str | Path) -> str:
     """Return a table of the runs of a sweep: index, point, seed, folder, and state."""
     runs = sweep_runs(setup, workdir)
-    name = _shared_evaluation(setup, runs).source.name
+    name = _shared_evaluation(setup, runs).result_name
     rows = [
         [str(index), run.label, "" if run.seed is None else str(run.seed), str(run.folder), _run_state(run, name)]
         for index, run in enumerate(runs, 1)
@@ -166,7 +166,7 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> SweepRe
         raise LockedError(f"another job runs {names}; start the same command again when it has ended, to compare")
     if index:
         return None
-    name = evaluation.source.name
+    name = evaluation.result_name
     results = {
         run.label: [read_result(os.fspath(member.measured), name) for member in runs if member.label == run.label]
         for run in runs

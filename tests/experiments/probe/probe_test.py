@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ from jaxret.experiments.probe.probe_report import report_probe, trained_keys
 from jaxret.experiments.probe.run_probe import choose, probe_layers
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import write_json
 from jaxret.training.loop import train
 from jaxret.types import HiddenStates
 from tests.pipeline import (
@@ -261,6 +263,15 @@ def test_a_trained_run_reports_winning_vectors(root: Path, tmp_path: Path) -> No
     before = report_probe(open_run(root / "run"), source, corpus, options)
     assert "before training" in before
     assert "wins" not in before
+
+
+def test_a_probe_replaces_none_of_another_data_set_of_the_same_name(root: Path, tmp_path: Path) -> None:
+    """A probe stops before it encodes."""
+    run, corpus = replace(open_run(root / "run"), workdir=Workdir(tmp_path), params={}), Corpus.open(root / "data")
+    source = EvaluationSource.open(root / "data", root / "data", "dev")
+    write_json(tmp_path / "eval" / "data.dev.probe.json", {"dataset": {"queries": "b/data", "sha256": {}}})
+    with pytest.raises(ValueError, match=f"result on b/data, .* that on {root}/data would .* --name"):
+        probe_layers(run, source, corpus, ProbeOptions())
 
 
 def test_unsupported_models_are_errors(root: Path, tmp_path: Path) -> None:
