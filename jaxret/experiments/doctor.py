@@ -80,7 +80,7 @@ def check_packages(versions: Mapping[str, str], faiss_problem: str = "") -> Iter
         problem = "the two overwrite each other; pip uninstall faiss-cpu faiss-gpu, then install one of them"
         yield Check("FAISS", value, problem, fatal=True)
     elif not builds:
-        yield Check("FAISS", value, "XLA searches; approximate indexes are not available; pip install faiss-cpu")
+        yield Check("FAISS", value, "XLA searches; approximate indexes are not available; pip install 'jaxret[faiss]'")
     elif faiss_problem:
         problem = f"it cannot be imported ({faiss_problem}); pip install --force-reinstall {value.split()[0]}"
         yield Check("FAISS", value, problem, fatal=True)

@@ -30,7 +30,7 @@ class MetricsFile:
     def __init__(self, path: str, verb: str) -> None:
         """Write the first version of the file `path`. `verb` is the verb of the job, a label of every metric."""
         if importlib.util.find_spec("prometheus_client") is None:
-            raise ValueError(f"--prometheus={path} needs a package: pip install 'prometheus-client>=0.26'")
+            raise ValueError(f"--prometheus={path} needs a package: pip install 'jaxret[serve]'")
         if re.match(r"\w+://", path):
             raise ValueError(f"--prometheus={path}: give a file on a disk of this host, for the node exporter")
         if not path.endswith(".prom"):

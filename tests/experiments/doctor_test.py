@@ -73,6 +73,7 @@ def test_packages_that_do_not_fit_are_named() -> None:
     without = {name: version for name, version in INSTALLED.items() if name not in ("optax", "faiss-cpu")}
     marks = {check.name: check.mark for check in check_packages(without)}
     assert (marks["packages"], marks["FAISS"]) == ("FAIL", "note")
+    assert "'jaxret[faiss]'" in next(check.problem for check in check_packages(without) if check.name == "FAISS")
     (broken,) = [check for check in check_packages(INSTALLED, "libcudart.so.12: not here") if check.name == "FAISS"]
     assert (broken.mark, "cannot be imported (libcudart.so.12" in broken.problem) == ("FAIL", True)
 

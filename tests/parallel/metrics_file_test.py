@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ def samples(path: Path) -> dict[tuple[str, ...], float]:
     families = text_string_to_metric_families(path.read_text())
     lines = [sample for family in families for sample in family.samples]
     return {(one.name, *(one.labels[key] for key in sorted(one.labels))): one.value for one in lines}
+
+
+def test_the_missing_package_is_named_by_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=re.escape("'jaxret[serve]'")):
+        MetricsFile(str(tmp_path / "job.prom"), "train")
 
 
 @pytest.mark.slow
