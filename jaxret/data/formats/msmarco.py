@@ -17,7 +17,7 @@ from jaxret.data.formats.format import DataFile, Format, IdExample, group_ids, h
 from jaxret.data.formats.tables import is_header, tab_rows
 from jaxret.data.formats.text_rows import TextRow, group_by_query
 from jaxret.data.formats.texts import record_id, record_ids, require_new_id, unique_queries
-from jaxret.data.formats.trec import RunLine, is_integer
+from jaxret.data.formats.trec import RunLine, checked_line, is_integer
 from jaxret.data.lines import Digest
 from jaxret.data.record_checks import check_passage, check_query, normalize_question, require_id, require_key, shorten
 from jaxret.data.records import Example, Passage, Query, Record
@@ -125,7 +125,7 @@ def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
         query, passage, rank = row
         if not is_integer(rank) or int(rank) < 1:
             raise location.error("bad rank", f"rank {shorten(rank)} is not a whole number above 0", "ranks start at 1")
-        return RunLine(location, query, passage, int(rank), 1 / int(rank))
+        return checked_line(location, query, passage, int(rank), 1 / int(rank))
 
     rows = tab_rows(file.path, ("query id", "passage id", "rank"), policy)
     return (line for _, line in policy.parse_records(rows, parse))

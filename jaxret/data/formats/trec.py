@@ -145,7 +145,22 @@ def _parse_run_line(line: str, location: Location) -> RunLine:
     query_id, _, passage_id, rank, score, _ = words
     if not _INTEGER.fullmatch(rank):
         raise location.error("bad rank", f"rank {shorten(rank)} is not an integer", "ranks count from 1")
-    return RunLine(location, query_id, passage_id, int(rank), _parse_score(score, location))
+    return checked_line(location, query_id, passage_id, int(rank), _parse_score(score, location))
+
+
+def checked_line(location: Location, query_id: str, passage_id: str, rank: int, score: float) -> RunLine:
+    """Return the line of a ranking. Raises DataError for an id that is not one word.
+
+    Args:
+        location: location of the line.
+        query_id: id of the query.
+        passage_id: id of the passage.
+        rank: rank of the passage, from 1.
+        score: score of the passage.
+    """
+    require_id(query_id, "query id", location)
+    require_id(passage_id, "passage id", location)
+    return RunLine(location, query_id, passage_id, rank, score)
 
 
 def _parse_score(score: str, location: Location) -> float:
@@ -162,7 +177,7 @@ def read_tevatron_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
         query_id, passage_id, score = row
         value = _parse_score(score, location)
         ranks[query_id] = ranks.get(query_id, 0) + 1
-        return RunLine(location, query_id, passage_id, ranks[query_id], value)
+        return checked_line(location, query_id, passage_id, ranks[query_id], value)
 
     rows = tab_rows(file.path, ("query id", "passage id", "score"), policy)
     return (line for _, line in policy.parse_records(rows, parse))
@@ -219,9 +234,7 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
             for rank, ((passage_id, score), file_score) in enumerate(zip(ranking, file_scores), 1):
                 number += 1
                 location = Location(path, number)
-                require_id(query_id, "query id", location)
-                require_id(passage_id, "passage id", location)
-                line = RunLine(location, query_id, passage_id, rank, _parse_score(repr(float(score)), location))
+                line = checked_line(location, query_id, passage_id, rank, _parse_score(repr(float(score)), location))
                 _check_ranked(line, previous, first)
                 _parse_score(repr(file_score), location)  # raises an error for a score that float32 cannot hold
                 file.write(f"{query_id} Q0 {passage_id} {rank} {file_score!r} {tag}\n")

@@ -574,12 +574,24 @@ def test_a_broken_biencoder_file_is_an_error_under_any_policy(tmp_path: Path, te
         ("q Q0 p2 2 x t", "bad score", r":2: score 'x' is not a finite number"),
         ("q Q0 p1 2 1.0 t", "duplicate passage", r":2: passage 'p1' is retrieved twice .*the first is on line 1"),
         ("q Q0 p2 2 3.5 t", "rank against score", r":2: rank 2 has score 3.5, above 2.0 at rank 1"),
+        ("q Q0 p\0 2 1.0 t", "bad id", r":2: passage id 'p\\x00' contains a control character"),
+        ("q\x7f Q0 p2 2 1.0 t", "bad id", r":2: query id .* contains a control character"),
     ],
 )
 def test_bad_run_lines(tmp_path: Path, row: str, reason: str, message: str) -> None:
     path = lines(tmp_path / "a.trec", "q Q0 p1 1 2.0 t", row, "q Q0 p3 3 0.5 t")
     rankings = check(lambda policy: RankingSource.open(path).read(policy), reason, message, "a.trec:2")
     assert rankings == {"q": [("p1", 2.0), ("p3", 0.5)]}
+
+
+@pytest.mark.parametrize(("prefix", "score"), [("tevatron.run:", "1.5"), ("msmarco.run:", "2")])
+def test_ids_of_tab_separated_rankings_are_words(tmp_path: Path, prefix: str, score: str) -> None:
+    """These are Tevatron's rankings, and MS MARCO's."""
+    path = lines(tmp_path / "a.tsv", f"q\tp1\t{score.replace('2', '1')}", f"q\tp\0\t{score}")
+    message = r":2: passage id 'p\\x00' contains a control character"
+    rankings = check(lambda policy: RankingSource.open(f"{prefix}{path}").read(policy), "bad id", message, "a.tsv:2")
+    assert isinstance(rankings, dict)
+    assert [passage for passage, _ in rankings["q"]] == ["p1"]
 
 
 def test_a_run_is_ordered_by_rank_not_by_line(tmp_path: Path) -> None:
