@@ -179,6 +179,8 @@ class MaskedTexts:
 
 
 VECTOR_DTYPES = ("float32", "float16")  # types of vectors on disk
+# Largest norm of a vector, about 9e18: float32 products of longer vectors may overflow.
+LONGEST_NORM = math.sqrt(float(np.finfo(np.float32).max) / 4)
 
 
 @dataclass(frozen=True)

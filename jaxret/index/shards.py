@@ -28,7 +28,7 @@ from jaxret.runs.mismatch import require_equal
 from jaxret.storage import atomic
 from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_json
 from jaxret.storage.working_copy import stored_file
-from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
+from jaxret.types import LONGEST_NORM, VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
 MAPPED_ARRAYS = ("vectors", "words", "weights")  # files of a shard that are mapped into memory
 ARRAYS = (*MAPPED_ARRAYS, "offsets")  # files of a shard, in addition to ids
@@ -392,12 +392,14 @@ def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray,
     dtype = flat.dtype.name
     if dtype not in SHARD_DTYPES:
         raise ValueError(f"shard {shard.suffix} has {dtype} vectors; they must be one of {', '.join(SHARD_DTYPES)}")
-    finite = np.isfinite(flat).reshape(len(flat), -1).all(axis=1)
-    if not finite.all():
-        place = int(finite.argmin())
+    sound = (np.einsum("...d,...d->...", flat, flat, dtype=np.float64) < LONGEST_NORM**2).reshape(len(flat), -1)
+    if not sound.all():
+        place = int(sound.all(axis=1).argmin())
         row = int(np.searchsorted(vectors.offsets, place, "right")) - 1 if isinstance(vectors, Ragged) else place
         hint = "; float16 holds nothing above 65504, so try float32" if dtype == "float16" else ""
-        raise VectorError(shard.start + row, ids[row], f"has a NaN or an infinity in its vectors{hint}")
+        raise VectorError(
+            shard.start + row, ids[row], f"has a NaN, an infinity or a number too large in its vectors{hint}"
+        )
     return dtype
 
 
@@ -420,6 +422,11 @@ def _check_weights(shard: Shard, vectors: SparseRows, ids: Sequence[str]) -> str
         row = int(np.searchsorted(vectors.offsets, int(sound.argmin()), "right")) - 1
         hint = "; float16 holds nothing above 65504, so try float32" if dtype == "float16" else ""
         raise VectorError(shard.start + row, ids[row], f"has a weight that is not a number above 0{hint}")
+    rows = np.repeat(np.arange(len(vectors)), vectors.word_counts)
+    squares = np.bincount(rows, vectors.weights.astype(np.float64) ** 2, len(vectors))
+    if (long := squares >= LONGEST_NORM**2).any():
+        row = int(long.argmax())
+        raise VectorError(shard.start + row, ids[row], "has weights that are too large for products in float32")
     return dtype
 
 

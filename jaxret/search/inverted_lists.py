@@ -29,10 +29,10 @@ from jaxret.search.proof import (
     first_depth,
     search_until_proven,
 )
-from jaxret.search.rounding import LONGEST, UNIT, rounding_error
+from jaxret.search.rounding import UNIT, rounding_error
 from jaxret.search.single_vector import query_spans
 from jaxret.search.vector_corpus import NamedRows
-from jaxret.types import SparseRows
+from jaxret.types import LONGEST_NORM, SparseRows
 
 BLOCK_PASSAGES = 65_536  # largest number of passages of a block
 # Largest number of words of a block that is padded to its longest passage: half a GiB on a device. With an untrained
@@ -213,7 +213,7 @@ def sparse_norms(rows: SparseRows) -> np.ndarray:
     matrix = as_csr(rows)
     matrix.data = np.where((matrix.data >= 0) & (matrix.data < np.inf), matrix.data, np.nan) ** 2
     norms = np.sqrt(matrix.sum(axis=1)) * (1 + 1e-9)
-    return np.where(norms < LONGEST, norms, np.nan)
+    return np.where(norms < LONGEST_NORM, norms, np.nan)
 
 
 def fill_with_zeros(candidates: Candidates, width: int) -> None:

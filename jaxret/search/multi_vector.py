@@ -14,9 +14,9 @@ from jaxret.index.row_subset import RaggedRowSubset
 from jaxret.runs.embedder import plan_batches
 from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.select import Backend
-from jaxret.search.rounding import LONGEST, sum_error, upper_norms
+from jaxret.search.rounding import sum_error, upper_norms
 from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS, query_spans
-from jaxret.types import Ragged
+from jaxret.types import LONGEST_NORM, Ragged
 
 PASSAGES_AT_ONCE = 512  # passages scored exactly at a time for one query, because their vectors are in float64
 # For at most this many multiplications OpenBLAS starts no threads. Its threads would wait ten milliseconds for XLA's
@@ -34,7 +34,7 @@ class VectorLists:
         self.norms = upper_norms(vectors.flat)
         query = np.repeat(np.arange(len(vectors)), vectors.lengths)
         norm_sums = np.bincount(query, self.norms, len(vectors))
-        self.norms[(norm_sums >= LONGEST)[query]] = np.inf  # no product overflows, but the sum of products could
+        self.norms[(norm_sums >= LONGEST_NORM)[query]] = np.inf  # no product overflows, but the sum of products could
 
     def __len__(self) -> int:
         return len(self.vectors)

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
+from jaxret.types import LONGEST_NORM
+
 UNIT = 2.0**-24  # unit roundoff of float32
 WIDE_UNIT = 2.0**-53  # unit roundoff of float64
 TINY = 2.0**-126  # smallest normal float32; a device may take smaller numbers for 0
-LONGEST = math.sqrt(float(np.finfo(np.float32).max) / 4)  # largest norm: products of longer vectors may overflow
 
 
 def rounding_error(dimension: int, query_norms: np.ndarray, largest_norm: float) -> np.ndarray:
@@ -40,12 +41,12 @@ def sum_error(dimension: int, query_norms: np.ndarray, largest_norm: float, unit
 def upper_norms(vectors: np.ndarray) -> np.ndarray:
     """Return upper bounds of the L2 norms of float32 vectors [N,D], float64 [N].
 
-    The bound is NaN or infinite if a vector has a NaN or an infinity, or is so long (LONGEST, about 9e18) that products
+    The bound is NaN or infinite if a vector has a NaN or an infinity, or is so long (LONGEST_NORM) that products
     could overflow.
     """
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         squares = np.einsum("nd,nd->n", vectors, vectors).astype(np.float64)
-    squares[squares >= LONGEST**2] = np.inf
+    squares[squares >= LONGEST_NORM**2] = np.inf
     dimension = vectors.shape[1]
     return np.sqrt(squares * (1 + 2 * dimension * UNIT) + dimension * TINY)
 

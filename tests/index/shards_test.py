@@ -384,6 +384,9 @@ def test_wrong_vectors_and_ids_are_refused(tmp_path: Path) -> None:
     broken[4, 1, 2] = np.nan
     with pytest.raises(ValueError, match=r"passage 'passage-14é' \(row 14\) has a NaN"):
         to.write(shard, broken, ids)
+    broken[4, 1, 2] = 3e38
+    with pytest.raises(ValueError, match=r"\(row 14\) .*too large"):  # no search could compute with it
+        to.write(shard, broken, ids)
     with np.errstate(over="ignore"):
         too_large = (vectors * 1e6).astype(np.float16)
     with pytest.raises(ValueError, match=r"\(row 10\) has .*try float32"):

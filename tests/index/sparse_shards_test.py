@@ -70,6 +70,7 @@ def test_a_damaged_file_is_an_error_and_written_again(tmp_path: Path, name: str)
         ),
         ({"weights": np.array([1, np.inf], np.float16)}, VectorError, r"float16 holds nothing above 65504"),
         ({"weights": np.array([1, 2], np.float64)}, ValueError, r"float64 weights"),
+        ({"weights": np.array([1, 3e38], np.float32)}, VectorError, r"passage 'b' \(row 1\) .*too large"),
         ({"offsets": np.array([0, 1])}, ValueError, r"needs words of 2 rows"),
     ],
 )
