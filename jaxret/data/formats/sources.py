@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from jaxret.data.errors import Location, Policy
+from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats import beir, trec
 from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.data_source import DataSource, FileSource, RoleSource
@@ -57,19 +57,19 @@ class QuerySource(RoleSource):
         return str(self.data_files[0])
 
     def read(self, policy: Policy | None = None) -> list[Query]:
-        """Read the queries. If they have no ids, a query's id is the number of its row, record or line, from "0"."""
+        """Read the queries. If they have no ids, a query's id is the number of its row, record or line, from "0".
+
+        A query that several files have with the same text is one query.
+        """
         policy = policy or Policy()
         queries: dict[str, Query] = {}
         first: dict[str, Path] = {}
         for file in self.data_files:
             for query in _read_file_queries(file, policy):
-                if query.id in queries:
-                    error = duplicate_id_error(
-                        query.id, "query id", Location(file.path), Location(file.path, first[query.id].name)
-                    )
-                    policy.reject(error)
-                    continue
-                queries[query.id], first[query.id] = query, file.path
+                if query.id not in queries:
+                    queries[query.id], first[query.id] = query, file.path
+                elif query != queries[query.id]:
+                    policy.reject(_conflict(query.id, file, first[query.id]))
         return list(queries.values())
 
 
@@ -241,6 +241,14 @@ class TrainingSource(RoleSource):
         if self.file is not None and self.file.format.examples is not None:
             for _, example in self.file.format.examples(self.file, policy):
                 yield example
+
+
+def _conflict(query_id: str, file: DataFile, first: Path) -> DataError:
+    """Return the error of an id that belongs to another query in an earlier file."""
+    if not file.format.without_query_ids:
+        return duplicate_id_error(query_id, "query id", Location(file.path), Location(file.path, first.name))
+    problem = f"these queries have no ids, and their numbers are those of other queries in {first.name}"
+    return Location(file.path).error("duplicate id", problem, "name a split, or give one of the files")
 
 
 def _read_file_queries(file: DataFile, policy: Policy) -> Iterable[Query]:

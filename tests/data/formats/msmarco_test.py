@@ -134,3 +134,23 @@ def test_files_of_relations_are_one_set_of_questions(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"{tmp_path}: EntityQuestions, a JSON array; no passages\n")
     assert f"bad: {tmp_path}/{message}" in done.stdout
     assert f"bad: {tmp_path}/P20.test.json:record 1: query '1' has no text" in done.stdout
+
+
+def test_splits_may_share_queries(tmp_path: Path) -> None:
+    """Two queries with the same id and text are one query; with different texts they are an error."""
+    (tmp_path / "queries.train.tsv").write_text("1\twhat is a river\n2\twho\n")
+    (tmp_path / "queries.dev.tsv").write_text("1\twhat is a river\n3\twhy\n")
+    queries = QuerySource.open(tmp_path).read()
+    assert {query.id: query.text for query in queries} == {"1": "what is a river", "2": "who", "3": "why"}
+    (tmp_path / "queries.dev.tsv").write_text("1\tanother\n")
+    with pytest.raises(DataError, match=r"'1' was used before"):
+        QuerySource.open(tmp_path).read()
+
+
+def test_numbers_of_rows_are_ids_of_one_file(tmp_path: Path) -> None:
+    """DPR's questions have no ids, so those of two splits cannot be told apart."""
+    for split, question in (("dev", "who"), ("test", "why")):
+        (tmp_path / f"{split}.qa.csv").write_text(f"what is it\t['a']\n{question}\t['b']\n")
+    with pytest.raises(DataError, match=r"test\.qa\.csv: .* name a split"):
+        QuerySource.open(tmp_path).read()
+    assert [query.text for query in QuerySource.open(tmp_path, "dev").read()] == ["what is it", "who"]
