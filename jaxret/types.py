@@ -264,7 +264,8 @@ class Ragged:
         return items, mask
 
     def astype(self, dtype: Any) -> Ragged:
-        return Ragged(self.flat.astype(dtype), self.offsets)
+        with np.errstate(over="ignore"):  # an infinity is an error where vectors are stored
+            return Ragged(self.flat.astype(dtype), self.offsets)
 
 
 @dataclass(frozen=True)
@@ -355,7 +356,8 @@ class SparseRows:
 
     def astype(self, dtype: Any) -> SparseRows:
         """Return the rows with weights of type `dtype`. A word whose weight becomes 0 is left out."""
-        weights = self.weights.astype(dtype)
+        with np.errstate(over="ignore"):  # an infinity is an error where weights are stored
+            weights = self.weights.astype(dtype)
         if (weights != 0).all():
             return SparseRows(self.words, weights, self.offsets, self.dimension)
         kept_counts = np.concatenate([[0], np.cumsum(weights != 0)])

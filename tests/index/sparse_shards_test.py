@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError, ShardWriter, VectorError
-from jaxret.types import SparseRows
+from jaxret.types import Ragged, SparseRows
 
 
 def dense_rows(rows: int = 7, dimension: int = 30, seed: int = 0) -> np.ndarray:
@@ -69,8 +70,8 @@ def test_a_damaged_file_is_an_error_and_written_again(tmp_path: Path, name: str)
             r"passage 'a' \(row 0\) .*0",
         ),
         ({"weights": np.array([1, np.inf], np.float16)}, VectorError, r"float16 holds nothing above 65504"),
-        ({"weights": np.array([1, 2], np.float64)}, ValueError, r"float64 weights"),
         ({"weights": np.array([1, 3e38], np.float32)}, VectorError, r"passage 'b' \(row 1\) .*too large"),
+        ({"weights": np.array([1, 2], np.float64)}, ValueError, r"float64 weights"),
         ({"offsets": np.array([0, 1])}, ValueError, r"needs words of 2 rows"),
     ],
 )
@@ -84,6 +85,16 @@ def test_impossible_weights_are_not_written(tmp_path: Path, change: Any, error: 
     with pytest.raises(error, match=message):
         writer.write(writer.shards[0], SparseRows(**(fields | change), dimension=9), ["a", "b"])
     writer.write(writer.shards[0], SparseRows(**fields, dimension=9), ["a", "b"])
+
+
+def test_an_overflow_of_float16_is_an_error_without_a_warning() -> None:
+    """The error names the passage; NumPy's warning came before it."""
+    ragged = Ragged(np.array([[1e9]], np.float32), np.array([0, 1]))
+    sparse = SparseRows(np.array([0], np.uint16), np.array([1e9], np.float32), np.array([0, 1]), 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isinf(ragged.astype("float16").flat).all()
+        assert np.isinf(sparse.astype("float16").weights).all()
 
 
 def test_the_heaviest_words_are_kept() -> None:
