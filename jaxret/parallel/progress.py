@@ -1,6 +1,7 @@
 """Progress of long work on standard error, and the lines that a job prints.
 
-A terminal or a notebook has a bar, which appears after a second; a process shows one bar at a time. A file or a pipe
+A terminal or a notebook has a bar, which appears after a second (in a notebook at once, if a program is compiled
+first); a process shows one bar at a time. A file or a pipe
 gets a line with the time every ten seconds. They also show work of which no part is finished, such as while
 a program is compiled. Nested work has its own lines while the outer work makes no progress.
 """
@@ -119,8 +120,10 @@ class Progress:
             _stack.append(self)
             self._next += DELAY if self._terminal else LINE_INTERVAL
             show = self._draw_while_waiting if self._terminal else self._write_while_waiting
-            if not in_notebook():  # its widgets belong to the thread of a cell
+            if not in_notebook():
                 threading.Thread(target=show, name="progress", daemon=True).start()
+            elif self._cause and is_first_process():
+                self._draw()  # now, because widgets belong to the thread of a cell, which then waits
         return self
 
     def __exit__(self, *_: object) -> None:

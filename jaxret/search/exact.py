@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.parallel.progress import Progress
+from jaxret.parallel.progress import COMPILATION, Progress
 from jaxret.search.backends.precision import FLOAT32
 from jaxret.search.backends.select import Backend
 from jaxret.search.backends.xla_backend import Xla
@@ -133,7 +133,8 @@ def find_candidates(
     candidates = empty_candidates(len(queries), depth)
     largest_norm = 0.0
     parts = queries.parts()
-    with Progress("search", corpus.total_rows, "passage", shown=progress) as bar:
+    cause = COMPILATION if backend.name == "xla" else ""
+    with Progress("search", corpus.total_rows, "passage", shown=progress, cause=cause) as bar:
         for block in _keep_blocks(queries, corpus, depth, backend):
             largest_norm = max(largest_norm, block.largest_norm)
             for part, part_vectors in parts:

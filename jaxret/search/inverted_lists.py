@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 import jax
 import numpy as np
 
-from jaxret.parallel.progress import Progress
+from jaxret.parallel.progress import COMPILATION, Progress
 from jaxret.search.backends.sparse_scipy import ScipyLists, as_csr
 from jaxret.search.backends.sparse_xla import XlaLists
 from jaxret.search.exact import score_exactly
@@ -187,7 +187,8 @@ class InvertedLists:
     def _candidates(self, queries: SparseQueries, depth: int, progress: bool) -> tuple[Candidates, float]:
         """Return the best passages among those that share a word with each query, and the largest norm of a passage."""
         candidates, largest_norm = empty_candidates(len(queries), depth), 0.0
-        with Progress("search", self.corpus.total_rows, "passage", shown=progress) as bar:
+        cause = COMPILATION if isinstance(self.backend, XlaLists) else ""
+        with Progress("search", self.corpus.total_rows, "passage", shown=progress, cause=cause) as bar:
             for block in self.blocks_in_memory if self.blocks_in_memory is not None else self._load_blocks():
                 candidates.add(slice(None), block.search(queries.rows, depth), block.first_row)
                 largest_norm = max(largest_norm, block.largest_norm)

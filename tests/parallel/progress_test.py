@@ -200,3 +200,6 @@ def test_a_notebook_has_a_bar(
             bar.update(100)
         shown = capsys.readouterr().err
         assert ("| 0/400 [" in shown) is drawn
+        with Progress("encode", 400, "passage", cause=COMPILATION):
+            assert ("compiling" in capsys.readouterr().err) is drawn
+        capsys.readouterr()

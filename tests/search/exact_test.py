@@ -13,6 +13,7 @@ import pytest
 
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.shards import ShardWriter
+from jaxret.parallel.progress import Progress
 from jaxret.search import exact, full_scan, rounding, single_vector
 from jaxret.search.backends import faiss_backend
 from jaxret.search.backends.late_interaction import PaddedLists
@@ -181,6 +182,21 @@ def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch
         result = search(queries, blocks(passages, 30), k, MAKERS[backend]())
         assert_same_bits(result, (scores[:, :k], rows[:, :k]))
         assert result.rounds[0] == len(queries)
+
+
+@pytest.mark.parametrize(("backend", "cause"), [("xla", "compiling"), ("faiss-cpu", "")])
+def test_the_first_block_waits_for_the_compilation(backend: str, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+
+    class Shown(Progress):
+        def __enter__(self) -> Progress:
+            shown.append(self._note)
+            return super().__enter__()
+
+    monkeypatch.setattr(exact, "Progress", Shown)
+    queries, vectors = np.eye(2, 4, dtype=np.float32), np.eye(4, dtype=np.float32)[:, None]
+    search(queries, [vectors], 2, select_backend(backend))
+    assert shown == [cause]
 
 
 def test_a_backend_that_returns_few_rows_still_returns_everything() -> None:
