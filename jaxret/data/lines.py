@@ -44,17 +44,19 @@ def require_file(folder: Path, name: str) -> Path:
     """Return the file, see `find_file`. Raises DataError with the names in the folder if it does not exist."""
     path = find_file(folder, name)
     if path is None:
-        raise missing_file_error(folder / name, " (nor its .gz or .zst)")
+        raise missing_file_error(folder / name, NO_VARIANT)
     return path
 
 
-def missing_file_error(path: Path, variant: str = "") -> DataError:
+NO_VARIANT = "neither this file nor its .gz or .zst exists"
+
+
+def missing_file_error(path: Path, problem: str = "this file does not exist") -> DataError:
     """Return the error for a file that does not exist. It lists the file's folder, or the nearest folder that
     exists."""
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
-    problem = f"this file{variant} does not exist"
     if folder.is_absolute() and folder == folder.parent:  # a list of the root folder would not help
         first = folder / path.parts[1]
         remedy = f"there is no {first} on this machine" if first != path else "give another path"

@@ -10,7 +10,7 @@ from jaxret.data.compression import SUFFIXES
 from jaxret.data.errors import DataError, Location
 from jaxret.data.libraries.named import NamedSet, is_named
 from jaxret.data.libraries.open_sets import open_named_set, open_table
-from jaxret.data.lines import find_file, missing_file_error, require_file
+from jaxret.data.lines import NO_VARIANT, find_file, missing_file_error, require_file
 
 _TABLES = {  # role -> names of tables
     "passages": ("passages", "corpus", "documents", "collection", "docs"),
@@ -210,7 +210,7 @@ class FolderLayout(Layout):
             return [query_file]
         if several := self._relations(split) or self._queries_of_splits():
             return several
-        raise missing_file_error(self.path / _QUERIES[0], " (nor its .gz or .zst)")
+        raise missing_file_error(self.path / _QUERIES[0], NO_VARIANT)
 
     def find_judgements(self, split: str) -> Path | None:
         return self._first(_of(_JUDGEMENTS_OF, split))

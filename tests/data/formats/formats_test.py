@@ -633,7 +633,7 @@ def test_errors_of_missing_files_list_existing_ones(folder: Path) -> None:
         ),
         (
             lambda: Corpus.open(folder / "qrels").read(),
-            r"corpus\.jsonl \(nor its \.gz or \.zst\) does not exist; .*qrels holds train\.tsv",
+            r"corpus\.jsonl: neither this file nor its \.gz or .*qrels holds train\.tsv",
         ),
         (lambda: JudgementSource.open(folder, "tset").read(), r"tset\.tsv.*qrels holds train\.tsv"),
         (lambda: JudgementSource.open(folder).read(), r"no split was named"),

@@ -195,7 +195,7 @@ def test_missing_files(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> 
     source = ExampleSource(str(root / "data"), "train", "error")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"path": str(root / "nowhere")}, "nowhere: this file does not exist"),
-        ({"split": "nosplit"}, r"nosplit\.tsv \(nor its \.gz\)|nosplit\.tsv: this file"),
+        ({"split": "nosplit"}, r"nosplit\.tsv: neither this file"),
         ({"negatives_run": str(root / "no.trec")}, r"no\.trec: this file does not exist"),
         ({"pseudo_queries": str(root / "no.jsonl")}, r"no\.jsonl: this file does not exist"),
     ]
