@@ -156,8 +156,8 @@ def test_a_sample_depends_on_seed_and_query_alone() -> None:
     many = {f"p{i}": Passage(f"p{i}", f"text {i}") for i in range(50)}
     result = PoolResult([(key, 1 - i / 100) for i, key in enumerate(many)], {})
 
-    def drawn(seed: int, query: str = "q", pools: int = 1) -> list[str]:
-        chooser = NegativeSelector(MiningSettings(keep=5, seed=seed))
+    def drawn(seed: int, query: str = "q", pools: int = 1, draw: str = "sample") -> list[str]:
+        chooser = NegativeSelector(MiningSettings(keep=5, seed=seed, draw=draw))
         chooser.make_example(ASKED, [FOUND], TEXTS)  # earlier calls have no effect
         example = chooser.make_example(TrainingQuery(Query(query, "a"), (GOLD,)), [result] * pools, many)
         assert example is not None
@@ -166,6 +166,7 @@ def test_a_sample_depends_on_seed_and_query_alone() -> None:
     assert drawn(1) == drawn(1) != drawn(2)
     assert drawn(1) != drawn(1, "another")
     assert drawn(1) == drawn(1, pools=2)[:5] != drawn(1, pools=2), "with two pools, other ranks are drawn"
+    assert drawn(1, draw="top") == drawn(2, draw="top"), "the seed draws nothing"
     assert drawn(1) == sorted(drawn(1), key=lambda key: int(key[1:])), "negatives are in rank order"
 
 
