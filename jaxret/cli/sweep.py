@@ -18,7 +18,7 @@ from jaxret.cli import shared_flags
 from jaxret.cli.app import config_overrides
 from jaxret.cli.flags import OptionFlags, define_flag
 from jaxret.configs import shared_options
-from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
+from jaxret.experiments.sweeps.grid import SweepSetup, read_grid
 
 _CONFIG = shared_flags.config("config of the points")
 _WORKDIR = define_flag(shared_options.workdir("folder of the sweep; each point has a folder in it"))
@@ -26,21 +26,13 @@ _GRID = flags.DEFINE_multi_string("grid", [], "values of a config key: KEY=VALUE
 _SEEDS = flags.DEFINE_list(
     "seeds", [], "values of all keys of config.seed; default: one run with the seeds of the config"
 )
-_BASELINE = flags.DEFINE_string("baseline", "", "point with which the others are compared; default: the first")
-_STAGES = flags.DEFINE_boolean("stages", False, "run the stages of the config, as jaxret recipe does")
-_DIVERSITY = flags.DEFINE_string(
-    "diversity",
-    "",
-    "also measure local variation and perplexity, as `jaxret diversity`, on a folder or file of judged pairs",
-)
 _LIST = flags.DEFINE_boolean("list", False, "only print the runs")
 _INDEX = flags.DEFINE_integer("index", 0, "only do the run with this number; 0: all runs, and the table", lower_bound=0)
-_EVALUATION = OptionFlags(EvaluationRequest)
+_SETUP = OptionFlags(SweepSetup)
 
 
 def main() -> None:
-    from jaxret.experiments.sweeps.grid import read_grid
-    from jaxret.experiments.sweeps.run_sweep import SweepSetup, list_sweep, report_sweep
+    from jaxret.experiments.sweeps.run_sweep import list_sweep, report_sweep
     from jaxret.parallel.events import emit
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.processes import require_platform
@@ -51,7 +43,7 @@ def main() -> None:
     overrides = config_overrides(config, sys.argv)
     grid = read_grid(_GRID.value, _SEEDS.value, config, tuple(overrides))
     name = config_flags.get_config_filename(flags.FLAGS["config"])
-    setup = SweepSetup(name, overrides, grid, _EVALUATION(), _STAGES.value, _BASELINE.value, _DIVERSITY.value)
+    setup = _SETUP(config=name, overrides=overrides, grid=grid)
     if _LIST.value:
         text = list_sweep(setup, _WORKDIR.value)
         print(text)

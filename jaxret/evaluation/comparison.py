@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.evaluation.metrics import MEAN_DECIMALS
-from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison, welch_p_value
+from jaxret.evaluation.significance import RESAMPLES, PairedComparison, holm, paired_comparison, welch_p_value
 from jaxret.evaluation.text_table import Row, aligned_table, html_paragraphs, html_table, markdown_table
 
 MeasureValues = Mapping[str, Mapping[str, float]]  # values of one run: measure -> query id -> value
@@ -161,7 +161,7 @@ def format_p_value(value: float | None) -> str:
 
 
 def compare_systems(
-    systems: Mapping[str, Sequence[MeasureValues]], measures: Sequence[str], seed: int = 0, resamples: int = 100_000
+    systems: Mapping[str, Sequence[MeasureValues]], measures: Sequence[str], seed: int = 0, resamples: int = RESAMPLES
 ) -> SystemComparison:
     """Compare every system with the first one. A measure with the values of only one query has means, but no test.
 

@@ -11,6 +11,7 @@ from scipy import stats
 _NUMBERS_AT_ONCE = 2**23  # numbers drawn at a time: 64 MB as float64
 # A sum of flipped differences counts as equal to the observed sum d if they differ by at most this times sum |d|.
 _TOLERANCE = 1e-12
+RESAMPLES = 100_000  # sign vectors: two standard errors of a p-value of 0.05 are then about 0.0014
 BOOTSTRAPS = 10_000  # resamples of an interval, whose ends need only two digits
 LEVEL = 0.05  # p-values below it are called significant
 
@@ -43,7 +44,7 @@ def paired_comparison(
     baseline: Mapping[str, float],
     system: Mapping[str, float],
     seed: int,
-    resamples: int = 100_000,  # two standard errors of a p-value of 0.05 are then about 0.0014
+    resamples: int = RESAMPLES,
 ) -> PairedComparison:
     """Compare two systems by their values per query, such as `Evaluation.per_query["nDCG@10"]`.
 

@@ -15,6 +15,7 @@ from typing import Any
 from jaxret.evaluation.comparison import SystemComparison, compare_systems, correct_together
 from jaxret.evaluation.comparison_table import csv_table, latex_table, sets_table
 from jaxret.evaluation.metrics import MEASURE_KINDS, parse_measure
+from jaxret.evaluation.significance import RESAMPLES
 from jaxret.evaluation.text_table import aligned_table, markdown_table
 from jaxret.experiments.evaluation_measures import is_accuracy
 from jaxret.parallel.events import emit
@@ -48,7 +49,7 @@ class RunResult:
 
 
 def compare_runs(
-    arguments: Sequence[str], data: str = "", measures: Sequence[str] = (), seed: int = 0, resamples: int = 100_000
+    arguments: Sequence[str], data: str = "", measures: Sequence[str] = (), seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[SystemComparison, dict[str, list[RunResult]]]:
     """Compare runs, and return (comparison, system -> its results).
 
@@ -77,7 +78,11 @@ Comparison = tuple[SystemComparison, dict[str, list[RunResult]]]
 
 
 def compare_on_sets(
-    arguments: Sequence[str], data: Sequence[str], measures: Sequence[str] = (), seed: int = 0, resamples: int = 100_000
+    arguments: Sequence[str],
+    data: Sequence[str],
+    measures: Sequence[str] = (),
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> dict[str, Comparison]:
     """Compare runs on one or several data sets, and return data set -> result of `compare_runs`. The p-values are
     corrected for the tests of all sets.

@@ -1,4 +1,4 @@
-"""Read the grid of a sweep: values of config keys, and the points that they span."""
+"""The settings of a sweep, and its grid: values of config keys, and the points that they span."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config, require_keys
+from jaxret.configs.options import option
 from jaxret.experiments.config_values import format_value, short_names
+from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 from jaxret.experiments.reproduce.papers import SEEDS
 from jaxret.runs.identity import without_seeds
 from jaxret.storage.atomic import sha256_json
@@ -49,6 +51,22 @@ class Grid:
         """Return the unique name of a point's folder: "chosen=4-6_local_weight=0.1"."""
         names = short_names(self.keys)
         return "_".join(f"{names[key]}={_file_name_part(value)}" for key, value in point.items())
+
+
+@dataclass(frozen=True)
+class SweepSetup:
+    """The settings of a sweep."""
+
+    config: str  # "NAME" or "FILE.py", with or without ":SUFFIX"
+    overrides: Mapping[str, Any]  # config keys with another value, the same in every point
+    grid: Grid  # the swept keys and seeds
+    evaluation: EvaluationRequest  # data and measures; the first measure is tested
+    # if not, each point trains the config once, on data.train
+    stages: bool = option(False, "run the stages of the config, as jaxret recipe does")
+    baseline: str = option("", "point with which the others are compared; default: the first")
+    diversity: str = option(
+        "", "also measure local variation and perplexity, as `jaxret diversity`, on a folder or file of judged pairs"
+    )
 
 
 def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, fixed_keys: Sequence[str]) -> Grid:

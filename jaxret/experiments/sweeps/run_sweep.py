@@ -28,10 +28,9 @@ from jaxret.experiments.recipes.check_recipe import (
     check_recipe,
     complete_evaluation,
 )
-from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 from jaxret.experiments.recipes.run_recipe import run_stages
 from jaxret.experiments.recipes.stages import Stage, read_stages
-from jaxret.experiments.sweeps.grid import Grid, point_changes, require_distinct_points
+from jaxret.experiments.sweeps.grid import SweepSetup, point_changes, require_distinct_points
 from jaxret.experiments.sweeps.sweep_results import SweepResults, compare_points, write_sweep
 from jaxret.experiments.vector_diversity import (
     DIVERSITY_MEASURES,
@@ -56,21 +55,6 @@ from jaxret.storage.leases import Leases
 from jaxret.storage.lockfile import LockedError
 
 STAGE = "run"  # name of the only stage of a config without stages
-
-
-@dataclass(frozen=True)
-class SweepSetup:
-    """The settings of a sweep."""
-
-    config: str  # "NAME" or "FILE.py", with or without ":SUFFIX"
-    overrides: Mapping[str, Any]  # config keys with another value, the same in every point
-    grid: Grid  # the swept keys and seeds
-    evaluation: EvaluationRequest  # data and measures; the first measure is tested
-    # whether each point runs the stages of the config; if not, it trains the config once, on data.train
-    stages: bool = False
-    baseline: str = ""  # label of the point that the other points are tested against; "" for the first
-    # folder or file of judged pairs on which local variation and perplexity are measured; "" to measure neither
-    diversity: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import pytest
 
 from jaxret.evaluation.comparison import compare_systems
 from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
-from jaxret.experiments.sweeps.grid import Grid
-from jaxret.experiments.sweeps.run_sweep import SweepSetup, sweep_runs
+from jaxret.experiments.sweeps.grid import Grid, SweepSetup
+from jaxret.experiments.sweeps.run_sweep import sweep_runs
 from jaxret.storage.atomic import read_json
 from tests.pipeline import REPOSITORY, command, environment, train_arguments, write_data, write_encoder
 
@@ -69,13 +69,13 @@ def test_the_flag_match_holds_for_the_mining_of_stages(match: str, expected: str
     assert run.stage.mining.match == expected
 
 
-@pytest.mark.parametrize("verb", ["sweep", "recipe"])
-def test_the_flag_match_has_a_value_only_if_it_is_given(verb: str) -> None:
+@pytest.mark.parametrize(("verb", "options"), [("sweep", '_SETUP.parts["evaluation"]'), ("recipe", "_EVALUATION")])
+def test_the_flag_match_has_a_value_only_if_it_is_given(verb: str, options: str) -> None:
     script = f"""
 from jaxret.cli import app, {verb} as verb
 for flags in ([], ["--match=string"], ["--match=regex"]):
     app.parse_flags(verb, ["--config=base", "--workdir=x", *flags])
-    print(repr(verb._EVALUATION().match))
+    print(repr(verb.{options}().match))
 """
     done = subprocess.run(command("-c", script), cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
     assert done.stdout.split() == ["''", "'string'", "'regex'"], done.stderr
