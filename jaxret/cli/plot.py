@@ -8,7 +8,7 @@ jaxret plot weights mix=runs/mix-1,runs/mix-2                    weights of pool
 jaxret plot words runs/agg --passage="Text of a passage."        weights of words over the text
 jaxret plot domains cls=runs/a agg=runs/b --x=msmarco --y=scifact.test,fiqa.test --measures=RR@10,nDCG@10
 
-NAME=RUN,RUN names a system of several seeds.
+NAME=RUN,RUN names a system of several seeds. jaxret report has pictures of quality, storage and latency.
 """
 
 from absl import flags

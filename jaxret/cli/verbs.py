@@ -22,7 +22,7 @@ VERBS = {
     "mine": "mine hard negatives from BM25, a run or a file of rankings",
     "recipe": "mine, train, encode, search for each stage of a config (resumes)",
     "sweep": "train and compare a config at every point of a grid, with seeds (resumes)",
-    "plot": "draw sweeps, training curves, winners, weights of words and results of runs",
+    "plot": "draw sweeps, training curves, winners, weights of words, and results in and out of the domain",
     "reproduce": "list or run the rows of the papers' tables, with the papers' numbers",
     "fuse": "fuse the rankings of several systems, by ranks or scores",
     "rerank": "rerank rankings with a cross-encoder, or score training data",

@@ -96,14 +96,16 @@ def test_transformers_loads_the_trained_weights(tmp_path: Path) -> None:
     [
         ({"head__name": "me_bert", "head__me_bert__count": 2}, "'me_bert'"),
         (MLR, "'mlr' with pooling 'none'"),
+        ({"head__name": "colbert", "head__colbert__late": True}, "'colbert' with pooling 'none'"),
     ],
-    ids=["me_bert", "mlr"],
+    ids=["me_bert", "mlr", "late interaction"],
 )
 @pytest.mark.exhaustive
 def test_unsupported_heads_are_exported_as_an_encoder(tmp_path: Path, overrides: dict[str, Any], named: str) -> None:
     run, out = make_run(tmp_path, **overrides), tmp_path / "out"
     report = export(run, "sentence-transformers", out)
     assert f"head.name {named} cannot be computed by stock modules" in report
+    assert ("--to=pylate exports late interaction" in report) == ("colbert" in named)
     assert "read back, hidden states of 64 texts differ by" in report
     assert [line["type"] for line in json.loads((out / "modules.json").read_text())] == [
         "sentence_transformers.models.Transformer"

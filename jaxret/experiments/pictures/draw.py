@@ -53,7 +53,8 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
     """
     options = options or PictureOptions()
     if kind not in PICTURE_KINDS:
-        raise ValueError(f"{kind!r} is not a kind of picture; kinds are {', '.join(PICTURE_KINDS)}")
+        kinds = ", ".join(PICTURE_KINDS)
+        raise ValueError(f"{kind!r} is not a kind of picture; kinds are {kinds} (jaxret report has more pictures)")
     _require_options(kind, options)
     if kind in ("sweep", "words") and len(arguments) != 1:
         raise ValueError(f"a picture of {kind} needs one folder; {len(arguments)} are given")
