@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,7 +91,10 @@ class NegativeSelector:
         for number, (result, passages) in enumerate(zip(results, windows, strict=True)):
             scores = teacher_scores if teacher_scores is not None else dict(result.ranking)
             pool_scores = result.positives if teacher_scores is None else teacher_scores
-            target_scores = positive_scores(training_query, pool_scores, scores, passages)
+            candidates = (
+                passages if teacher_scores is None else itertools.chain(*windows)
+            )  # a teacher scores for all pools
+            target_scores = positive_scores(training_query, pool_scores, scores, candidates)
             array = np.array([scores.get(passage.id, math.nan) for passage in passages], np.float64)
             lowest = min((score for score in target_scores if not math.isnan(score)), default=math.nan)
             case = RetrievedPassages(training_query.query, training_query.positives, relevant, passages, array, lowest)
@@ -155,7 +159,7 @@ def positive_scores(
     training_query: TrainingQuery,
     pool_scores: Mapping[str, float],
     scores: Mapping[str, float],
-    passages: Sequence[Passage],
+    passages: Iterable[Passage],
 ) -> list[float]:
     """Return a score for each positive: the score of its id, else of a retrieved passage with its text, else NaN.
 
@@ -168,7 +172,8 @@ def positive_scores(
     texts: dict[str, float] = {}
     if not all(math.isfinite(pool_scores.get(positive.id, math.nan)) for positive in training_query.positives):
         for passage in passages:
-            texts.setdefault(normalized_passage(passage), scores.get(passage.id, math.nan))
+            if passage.id in scores:
+                texts.setdefault(normalized_passage(passage), scores[passage.id])
 
     def score(positive: Passage) -> float:
         score_by_id = pool_scores.get(positive.id, scores.get(positive.id, math.nan))

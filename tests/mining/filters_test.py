@@ -189,6 +189,17 @@ def test_a_positive_without_id_is_matched_by_text() -> None:
     assert [p.id for p in example.negatives] == ["near", "far"]
 
 
+def test_a_teacher_scores_a_positive_that_one_pool_found_for_all_pools() -> None:
+    """The positive has another id in the corpus, and only the first pool found its text."""
+    selector = NegativeSelector(MiningSettings(margin=0.05, keep=9))
+    vars(selector).update(teacher=SimpleNamespace(ranking=lambda query: RANKING))
+    results = [PoolResult(RANKING[:1], {}), PoolResult(RANKING[2:], {})]
+    example = selector.make_example(TrainingQuery(QUERY, (Passage("a1b2", GOLD.text),)), results, TEXTS)
+    assert example is not None
+    assert example.positive_scores == (0.9,)
+    assert [p.id for p in example.negatives] == ["near", "far"]
+
+
 def test_positives_from_retrieval_are_those_with_an_answer_in_rank_order() -> None:
     chooser = NegativeSelector(MiningSettings(positives_from_retrieval=True, draw="top"))
     example = chooser.make_example(TrainingQuery(QUERY), [FOUND], TEXTS)
