@@ -91,9 +91,8 @@ class NegativeSelector:
         for number, (result, passages) in enumerate(zip(results, windows, strict=True)):
             scores = teacher_scores if teacher_scores is not None else dict(result.ranking)
             pool_scores = result.positives if teacher_scores is None else teacher_scores
-            candidates = (
-                passages if teacher_scores is None else itertools.chain(*windows)
-            )  # a teacher scores for all pools
+            # A teacher's scores are the same for all pools.
+            candidates = passages if teacher_scores is None else itertools.chain(*windows)
             target_scores = positive_scores(training_query, pool_scores, scores, candidates)
             array = np.array([scores.get(passage.id, math.nan) for passage in passages], np.float64)
             lowest = min((score for score in target_scores if not math.isnan(score)), default=math.nan)
