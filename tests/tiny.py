@@ -131,7 +131,7 @@ def make_objective(
     overrides: dict[str, Any], mesh: Any, encoder: EncoderConfig = BERT, chunk_size: int = 0
 ) -> RetrievalObjective:
     retriever = make_retriever(overrides, encoder)
-    settings = loss_settings(make_config(overrides), retriever, epochs_per_step=1.0)
+    settings = loss_settings(make_config(overrides), retriever, epochs_per_batch=1.0)
     return RetrievalObjective(model=retriever, mesh=mesh, chunk_size=chunk_size, settings=settings)
 
 

@@ -172,7 +172,7 @@ def measure_batches(
     """
     count = steps * config.train.accumulate if steps else len(data) // plan.batch_size
     sample = np.unique(np.linspace(0, max(count, 1) - 1, WORKLOAD_BATCHES).astype(int))
-    batches = [plan.training_batch(data, int(step)) for step in sample]
+    batches = [plan.training_batch(data, int(number)) for number in sample]
     real = np.mean([sum(int(tokens.mask.sum()) for tokens in _texts(batch)) for batch in batches])
     padded_tokens = np.mean([sum(tokens.computed_tokens(1) for tokens in _texts(batch)) for batch in batches])
     packings = [packer(*(tokens.mask.sum(axis=1) for tokens in _texts(batch))) for batch in batches]

@@ -32,16 +32,20 @@ def not_finite(tree: Any) -> list[str]:
 
 
 def diagnose(
-    objective: Objective[ModelT, BatchT], params: Params, batch: BatchT, key: jax.Array, step: jax.Array | int = 0
+    objective: Objective[ModelT, BatchT],
+    params: Params,
+    batch: BatchT,
+    key: jax.Array,
+    batch_number: jax.Array | int = 0,
 ) -> str:
-    """Return a sentence that names the first value of a step that is not finite, or SOUND.
+    """Return a sentence that names the first value of a batch that is not finite, or SOUND.
 
     Args:
         objective: the objective whose loss is computed.
-        params: the parameters before the step.
-        batch: the batch of the step, on the mesh.
+        params: the parameters before the update.
+        batch: the batch, on the mesh.
         key: the key of dropout.
-        step: number of the batch.
+        batch_number: number of the batch in the run.
     """
     if bad := not_finite(params):
         return f"parameter {bad[0]} ({len(bad)} in all) is not finite"
@@ -51,12 +55,12 @@ def diagnose(
                 where = "the embedding layer" if layer == 0 else f"layer {layer}"
                 return f"{where} of the {encoder} is not finite"
 
-    def loss(params: Any, batch: Any, key: jax.Array, step: Any, teacher: Any) -> Any:
-        terms = objective.with_teacher(teacher)(params, batch, key, step)
+    def loss(params: Any, batch: Any, key: jax.Array, batch_number: Any, teacher: Any) -> Any:
+        terms = objective.with_teacher(teacher)(params, batch, key, batch_number)
         return terms.loss, terms
 
     # The arrays are arguments, because XLA would fold constants for minutes.
-    arguments = params, batch, key, step, objective.teacher_params
+    arguments = params, batch, key, batch_number, objective.teacher_params
     (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(*arguments)
     if bad := not_finite(terms):
         return f"loss term {bad[0]} is not finite, though every hidden state is"

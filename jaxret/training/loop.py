@@ -13,7 +13,7 @@ The parts, in the order in which `train` uses them:
     A folder becomes a run (`runs/`) only when its data and its weights have been read.
 6.  `make_trainer` puts together
     - the objective (`objective.py`, one of `tasks/`): how devices share the computation of a loss (`losses/`);
-    - the plan: how examples become batches, a pure function of the step (`data/tokens/batches.py`);
+    - the plan: how examples become batches, each a pure function of its number (`data/tokens/batches.py`);
     - the training step (`step.py`): one program, batch -> loss -> gradients -> new state;
     - the recorder (`recorder.py`): validation (`validation.py`, `ranking.py`), checkpoints, metrics (`logging.py`);
     - the meter (`throughput.py`).

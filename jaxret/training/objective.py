@@ -47,7 +47,12 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
     @abstractmethod
     def __call__(
-        self, params: Params, batch: BatchT, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
+        self,
+        params: Params,
+        batch: BatchT,
+        key: jax.Array,
+        batch_number: jax.Array | int | None = None,
+        train: bool = True,
     ) -> LossTerms:
         """Return the loss of a batch and its terms.
 
@@ -55,7 +60,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
             params: parameters of the model.
             batch: the batch of all devices.
             key: the key of dropout.
-            step: number of the batch, for terms that change with the epoch; None: without annealing.
+            batch_number: number of the batch in the run, for terms that change with the epoch; None: without annealing.
             train: whether there is dropout.
         """
 

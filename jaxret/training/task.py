@@ -59,11 +59,11 @@ class TrainingPlan(Protocol[ReadExamplesT, MadeBatchT]):
         """The packing of training batches; None: no packing."""
         ...
 
-    def describe_batch(self, data: ReadExamplesT, number: int) -> str:
+    def describe_batch(self, data: ReadExamplesT, batch_number: int) -> str:
         """Return the first queries of a batch for an error: "queries q1, q2"."""
         ...
 
-    def training_batch(self, data: ReadExamplesT, step: int, part: tuple[int, int] = (0, 1)) -> MadeBatchT:
+    def training_batch(self, data: ReadExamplesT, batch_number: int, part: tuple[int, int] = (0, 1)) -> MadeBatchT:
         """Return the rows of a batch that belong to process `part[0]` of `part[1]`, on the host."""
         ...
 

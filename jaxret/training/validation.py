@@ -108,7 +108,7 @@ class RetrievalValidation:
     def _in_batch(self, params: Any) -> dict[str, float]:
         total = {"nll": 0.0, "average_rank": 0.0, "in_batch_accuracy": 0.0}
         for rows in self._dev_batches():
-            batch = shard_whole_batch(self.ranker.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
+            batch = shard_whole_batch(self.ranker.embedder.mesh, self.plan.batch(self.dev, rows, batch_number=None))
             terms = self.eval_step(params, batch)
             real = int((rows >= 0).sum())
             for name, mean in zip(total, (terms.terms["contrastive"], terms.rank, terms.accuracy), strict=True):

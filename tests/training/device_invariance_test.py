@@ -61,7 +61,7 @@ def gradient(family: str, devices: int, chunk_size: int, fsdp: int = 1) -> Any:
     params = jax.device_put(params, shardings(mesh, params))
 
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
-        return objective(params, batch, key, step=1).loss
+        return objective(params, batch, key, batch_number=1).loss
 
     program = jax.jit(jax.value_and_grad(loss), out_shardings=replicated_sharding(mesh))
     return lambda batch: jax.device_get(program(params, jax.device_put(batch, row_sharding(mesh)), jax.random.key(0)))
@@ -125,7 +125,7 @@ def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
         if d.auxiliary_loss is not None:
             total, count = d.auxiliary_loss.sum(axis=0)
             terms["reconstruction"] = total / count
-        return objective(params, batch, key, step=step), terms
+        return objective(params, batch, key, batch_number=step), terms
 
     terms, parts = compute(params, batch)
     return {name: float(value) for name, value in parts.items()}, terms
@@ -156,6 +156,6 @@ def test_reconstruction_without_the_contrastive_loss() -> None:
     overrides = tiny.I3 | {"loss.contrastive_weight": 0.0}
     objective = tiny.make_objective(overrides, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     batch = jax.tree.map(jnp.asarray, tiny.make_batch(4, pseudo_queries=True))
-    terms = jax.jit(lambda p: objective(p, batch, jax.random.key(0), step=0))(tiny.make_params(objective.model))
+    terms = jax.jit(lambda p: objective(p, batch, jax.random.key(0), batch_number=0))(tiny.make_params(objective.model))
     assert float(terms.loss) == pytest.approx(float(terms.terms["reconstruction"]), rel=1e-6)
     assert float(terms.terms["contrastive"]) > 0.01

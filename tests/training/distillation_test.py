@@ -58,7 +58,7 @@ def test_scores_belong_to_the_drawn_passages(tokenizer: TextTokenizer, step: int
     plan = BatchPlan(
         batch_size=9, negatives=3, length_multiple=8, max_query_length=12, max_passage_length=24, devices=2
     )
-    rows = plan.pad_examples(np.arange(9) if step is None else plan.step_examples(step, 9))
+    rows = plan.pad_examples(np.arange(9) if step is None else plan.batch_examples(step, 9))
     batch = plan.batch(data, rows, step)
     scores_by_id = {
         row: score for e, t in zip(examples, data.positives) for row, score in [(t, (*e.positive_scores, np.nan)[0])]

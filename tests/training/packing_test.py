@@ -70,7 +70,7 @@ def gradient(case: str, devices: int, chunk_size: int) -> Any:
     params = jax.device_put(params, shardings(mesh, params))
 
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
-        return objective(params, batch, key, step=1).loss
+        return objective(params, batch, key, batch_number=1).loss
 
     program = jax.jit(jax.value_and_grad(loss), out_shardings=replicated_sharding(mesh))
     key = jax.random.key(3)

@@ -1,4 +1,5 @@
-"""Training batches. A batch is a pure function of (seeds, step), so a resumed run needs to know only its step."""
+"""Training batches. A batch is a pure function of (seeds, its number in the run), so a resumed run needs only its
+step."""
 
 from __future__ import annotations
 
@@ -174,10 +175,9 @@ class BatchPlan:
             slots: positions that replace the first token of a query and of a passage.
             hidden_size: hidden size of the encoder, which decides what a wider row costs.
         """
-        steps = -(-len(data) // self.batch_size)
-        sample = [
-            self._lengths(data, int(step)) for step in np.unique(np.linspace(0, steps - 1, SAMPLE_BATCHES).astype(int))
-        ]
+        batches = -(-len(data) // self.batch_size)
+        numbers = np.unique(np.linspace(0, batches - 1, SAMPLE_BATCHES).astype(int))
+        sample = [self._lengths(data, int(number)) for number in numbers]
         queries, passages = zip(*sample)
         longest = (
             self._padded_length(int(data.queries.lengths.max()), self.max_query_length),
@@ -189,24 +189,24 @@ class BatchPlan:
         )
         return replace(self, packer=Packer(bins, *sides))
 
-    def _lengths(self, data: TrainingSet, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def _lengths(self, data: TrainingSet, batch_number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the queries and passages of a training batch; 0 for empty slots."""
-        examples = self.pad_examples(self.step_examples(step, len(data)))
+        examples = self.pad_examples(self.batch_examples(batch_number, len(data)))
         return text_lengths(data.queries, examples), text_lengths(
-            data.passages, self.passage_rows(data, examples, step)
+            data.passages, self.passage_rows(data, examples, batch_number)
         )
 
-    def step_examples(self, step: int, total: int) -> np.ndarray:
-        """Return the rows of the examples of a step [batch_size]."""
-        return shuffled_rows(self.data_seed, step, self.batch_size, total)
+    def batch_examples(self, batch_number: int, total: int) -> np.ndarray:
+        """Return the rows of the examples of a batch [batch_size]."""
+        return shuffled_rows(self.data_seed, batch_number, self.batch_size, total)
 
-    def draw_negatives(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
+    def draw_negatives(self, data: TrainingSet, examples: np.ndarray, batch_number: int | None) -> np.ndarray:
         """Return positions [examples, negatives] in each example's list of hard negatives, drawn without replacement.
 
-        With step=None these are the first positions. An example with too few negatives is filled up with -1, and
-        example -1 has only -1.
+        With batch_number=None these are the first positions. An example with too few negatives is filled up with -1,
+        and example -1 has only -1.
         """
-        random = None if step is None else np.random.default_rng((self.negatives_seed, step))
+        random = None if batch_number is None else np.random.default_rng((self.negatives_seed, batch_number))
         positions = np.full((len(examples), self.negatives), -1, np.int64)
         for i, example in enumerate(examples):
             pool = data.negatives.lengths[example] if example >= 0 else 0
@@ -215,13 +215,13 @@ class BatchPlan:
                 positions[i, :size] = np.arange(size) if random is None else random.choice(pool, size, replace=False)
         return positions
 
-    def passage_rows(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
+    def passage_rows(self, data: TrainingSet, examples: np.ndarray, batch_number: int | None) -> np.ndarray:
         """Return passage rows [examples * (1 + negatives)]: each query's positive, then its negatives; -1: empty."""
         targets = np.where(examples >= 0, data.positives[np.maximum(examples, 0)], -1)
-        negatives = row_subset(data.negatives, examples, self.draw_negatives(data, examples, step), -1)
+        negatives = row_subset(data.negatives, examples, self.draw_negatives(data, examples, batch_number), -1)
         return np.concatenate([targets[:, None], negatives], axis=1).astype(np.int32).reshape(-1)
 
-    def teacher_scores(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray | None:
+    def teacher_scores(self, data: TrainingSet, examples: np.ndarray, batch_number: int | None) -> np.ndarray | None:
         """Return teacher scores [examples, 1 + negatives] of the passages of `passage_rows`; NaN: no score.
 
         None if the set has no teacher.
@@ -229,14 +229,16 @@ class BatchPlan:
         if data.teacher is None:
             return None
         targets = np.where(examples >= 0, data.teacher.positives[np.maximum(examples, 0)], np.nan)
-        negatives = row_subset(data.teacher.negatives, examples, self.draw_negatives(data, examples, step), np.nan)
+        negatives = row_subset(
+            data.teacher.negatives, examples, self.draw_negatives(data, examples, batch_number), np.nan
+        )
         return np.concatenate([targets[:, None], negatives], axis=1).astype(np.float32)
 
     def batch(
         self,
         data: TrainingSet,
         examples: np.ndarray,
-        step: int | None,
+        batch_number: int | None,
         part: tuple[int, int] = (0, 1),
         packer: Packer | None = None,
     ) -> Batch:
@@ -246,11 +248,12 @@ class BatchPlan:
 
         Args:
             examples: rows of the examples of the whole batch; -1: no query.
-            step: step that seeds the choice of hard negatives. None: the first negatives of each example.
+            batch_number: number of the batch, which seeds the choice of hard negatives. None: the first negatives of
+                each example.
             part: (index of this process, number of processes).
             packer: packs the texts. None: they are padded.
         """
-        passage_rows = self.passage_rows(data, examples, step)
+        passage_rows = self.passage_rows(data, examples, batch_number)
         index, count = part
         mine = slice(index * len(examples) // count, (index + 1) * len(examples) // count)
         group = 1 + self.negatives
@@ -271,7 +274,9 @@ class BatchPlan:
             passage_ids=passage_rows[my_rows],
             known_positives=data.known_positives.table(examples[mine]),
             pseudo_queries=self._pseudo_queries(data, examples, passage_rows, rows),
-            teacher_scores=None if (scores := self.teacher_scores(data, examples, step)) is None else scores[mine],
+            teacher_scores=None
+            if (scores := self.teacher_scores(data, examples, batch_number)) is None
+            else scores[mine],
         )
 
     def _pseudo_queries(
@@ -295,13 +300,15 @@ class BatchPlan:
         length = self._padded_length(int(texts.lengths_of(rows[rows >= 0]).max()), limit)
         return Tokens(*texts.padded(rows[mine], length, data.pad_id))
 
-    def describe_batch(self, data: TrainingSet, number: int) -> str:
+    def describe_batch(self, data: TrainingSet, batch_number: int) -> str:
         """Return the ids of a training batch's first queries, for an error message."""
-        return f"queries {', '.join(data.query_ids[i] for i in self.step_examples(number, len(data))[:8])}"
+        return f"queries {', '.join(data.query_ids[i] for i in self.batch_examples(batch_number, len(data))[:8])}"
 
-    def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
-        """Return this process's rows of the batch of a training step; `part` as in `batch`."""
-        return self.batch(data, self.pad_examples(self.step_examples(step, len(data))), step, part, self.packer)
+    def training_batch(self, data: TrainingSet, batch_number: int, part: tuple[int, int] = (0, 1)) -> Batch:
+        """Return this process's rows of a training batch; `part` as in `batch`."""
+        return self.batch(
+            data, self.pad_examples(self.batch_examples(batch_number, len(data))), batch_number, part, self.packer
+        )
 
 
 def padded_batch_size(queries: int, devices: int) -> int:
@@ -375,16 +382,16 @@ def _in_larger_rows(packing: Packing, rows: int, width: int) -> Packing:
     return Packing(starts.astype(packing.starts.dtype), rows, width)
 
 
-def shuffled_rows(seed: int, step: int, size: int, total: int) -> np.ndarray:
-    """Return the rows of the examples of a step [size]. Every epoch is a new permutation of all examples.
+def shuffled_rows(seed: int, batch_number: int, size: int, total: int) -> np.ndarray:
+    """Return the rows of the examples of a batch [size]. Every epoch is a new permutation of all examples.
 
     Args:
         seed: seed of the permutations.
-        step: number of the step, from 0.
-        size: examples per step.
+        batch_number: number of the batch in the run, from 0.
+        size: examples per batch.
         total: examples in the set.
     """
-    positions = step * size + np.arange(size)
+    positions = batch_number * size + np.arange(size)
     epochs = positions // total
     return np.array([_permutation(seed, int(epoch), total)[i % total] for epoch, i in zip(epochs, positions)])
 

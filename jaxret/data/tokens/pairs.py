@@ -82,18 +82,19 @@ class PairPlan:
     def padded_size(self) -> int:
         return self.plan.padded_size
 
-    def describe_batch(self, data: TrainingSet, number: int) -> str:
+    def describe_batch(self, data: TrainingSet, batch_number: int) -> str:
         """Return the ids of a training batch's first queries, for an error message."""
-        return self.plan.describe_batch(data, number)
+        return self.plan.describe_batch(data, batch_number)
 
-    def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> PairBatch:
-        """Return the rows of a step's batch that belong to process `part[0]` of `part[1]`.
+    def training_batch(self, data: TrainingSet, batch_number: int, part: tuple[int, int] = (0, 1)) -> PairBatch:
+        """Return the rows of a batch that belong to process `part[0]` of `part[1]`.
 
         The padded length is chosen from the whole batch, so every process compiles the same program.
         """
-        examples, group = self.plan.pad_examples(self.plan.step_examples(step, len(data))), 1 + self.plan.negatives
+        examples = self.plan.pad_examples(self.plan.batch_examples(batch_number, len(data)))
+        group = 1 + self.plan.negatives
         query_rows = np.repeat(examples, group)
-        passage_rows = self.plan.passage_rows(data, examples, step).reshape(-1, group)
+        passage_rows = self.plan.passage_rows(data, examples, batch_number).reshape(-1, group)
         passage_rows = without_positives(data, examples, passage_rows)
         longest = int(self.joiner.lengths(data.queries, data.passages, query_rows, passage_rows).max())
         multiple = self.plan.length_multiple
@@ -101,7 +102,7 @@ class PairPlan:
         index, count = part
         mine = slice(index * len(examples) // count, (index + 1) * len(examples) // count)
         pairs = slice(mine.start * group, mine.stop * group)
-        scores = self.plan.teacher_scores(data, examples, step)
+        scores = self.plan.teacher_scores(data, examples, batch_number)
         return PairBatch(
             pairs=self.joiner.tokens(data.queries, data.passages, query_rows[pairs], passage_rows[pairs], length),
             positives=np.where(examples >= 0, np.arange(len(examples)) * group, -1)[mine].astype(np.int32),

@@ -111,7 +111,7 @@ def temperatures(workdir: Workdir, key: str) -> tuple[list[int], list[float]]:
     if not examples:
         raise ValueError(f"{workdir} has no training data, so there is no annealing to draw")
     last = int(max(line["step"] for line in read_metrics(workdir)))
-    settings = LossSettings(**loss_fields(config), epochs_per_step=config.train.batch_size / examples)
+    settings = LossSettings(**loss_fields(config), epochs_per_batch=config.train.batch_size / examples)
     steps = list(range(last + 1))
     factors = [float(settings.annealing(step * config.train.accumulate)) for step in steps]
     return steps, [config.loss[key] * factor for factor in factors]

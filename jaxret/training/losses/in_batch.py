@@ -1,4 +1,4 @@
-"""In-batch losses: the terms of a step's loss (table TERMS) and their weighted sum."""
+"""In-batch losses: the terms of a batch's loss (table TERMS) and their weighted sum."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LossSettings:
     parts_weight: float = 0.5  # weight of the sum of these losses
     auxiliary_weight: float = 1.0  # weight of the loss that a head computes from single texts
     auxiliary_decay: float = 1.0  # factor of auxiliary_weight, per epoch
-    epochs_per_step: float = 0.0  # batch size / number of examples
+    epochs_per_batch: float = 0.0  # batch size / number of examples
     kl: KlSettings = field(default_factory=KlSettings)  # distillation by Kullback-Leibler divergence
     in_batch_kl: KlSettings = field(default_factory=KlSettings)  # the same for the scores of all passages of the batch
     margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)  # distillation of margins
@@ -64,23 +64,24 @@ class LossSettings:
     sparsity: SparsitySettings = field(default_factory=SparsitySettings)
     count_words: bool = False  # whether vectors are weights of words, which are counted
 
-    def epoch(self, step: Int[jax.Array, ""] | int) -> Scalar:
-        """Return the epoch, from 0, of the middle of a step's batch, because a batch may begin in one epoch and end in
-        the next."""
-        return jnp.floor((step + 0.5) * jnp.float32(self.epochs_per_step))
+    def epoch(self, batch_number: Int[jax.Array, ""] | int) -> Scalar:
+        """Return the epoch, from 0, of the middle of a batch, because a batch may begin in one epoch and end in the
+        next."""
+        return jnp.floor((batch_number + 0.5) * jnp.float32(self.epochs_per_batch))
 
-    def annealing(self, step: Int[jax.Array, ""] | int) -> Scalar | float:
+    def annealing(self, batch_number: Int[jax.Array, ""] | int) -> Scalar | float:
         """Return the factor of both temperatures: max(floor, exp(-rate * epoch)) (MVR, section 3.3)."""
         if not self.annealing_rate:
             return 1.0
-        return jnp.maximum(self.annealing_floor, jnp.exp(-self.annealing_rate * self.epoch(step)))
+        return jnp.maximum(self.annealing_floor, jnp.exp(-self.annealing_rate * self.epoch(batch_number)))
 
 
-def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_step: float = 0.0) -> LossSettings:
+def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_batch: float = 0.0) -> LossSettings:
     """Return the loss of a config, its head and its pooling. Raises ValueError if they contradict each other."""
     loss, module = config.loss, retriever.module
     settings = LossSettings(
-        **{**loss_fields(config), **module.head.loss_settings(), **module.pooling.LOSS}, epochs_per_step=epochs_per_step
+        **{**loss_fields(config), **module.head.loss_settings(), **module.pooling.LOSS},
+        epochs_per_batch=epochs_per_batch,
     )
     if loss.local_weight and settings.local_target == "none":
         raise ValueError(

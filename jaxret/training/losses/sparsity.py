@@ -32,12 +32,12 @@ class SparsitySettings:
             if (value := getattr(self, key)) < 0:
                 raise ValueError(f"loss.sparsity.{key} is {value}; it must be at least 0")
 
-    def growth(self, step: Int[jax.Array, ""] | int | None) -> Scalar | float:
-        """Return the factor of both weights at a step (from 0): min(1, ((step + 1) / steps)^2), or 1 if the step is
-        None."""
-        if step is None or not self.steps:
+    def growth(self, batch_number: Int[jax.Array, ""] | int | None) -> Scalar | float:
+        """Return the factor of both weights in a batch (from 0): min(1, ((batch_number + 1) / steps)^2), or 1 if
+        `batch_number` is None. `steps` counts batches here."""
+        if batch_number is None or not self.steps:
             return 1.0
-        return jnp.minimum(1.0, ((step + 1) / jnp.float32(self.steps)) ** 2)
+        return jnp.minimum(1.0, ((batch_number + 1) / jnp.float32(self.steps)) ** 2)
 
 
 class Sparsity(NamedTuple):

@@ -47,36 +47,37 @@ class MaskedBatches:
     def padded_size(self) -> int:
         return padded_batch_size(self.batch_size, self.devices)
 
-    def spans_of(self, number: int) -> np.ndarray:
+    def spans_of(self, batch_number: int) -> np.ndarray:
         """Return the numbers of the spans of a batch [rows]; -1 is an empty row. With `in_pairs`, two spans of a
         document are drawn in each epoch."""
-        examples = shuffled_rows(self.data_seed, number, self.size, len(self))
+        examples = shuffled_rows(self.data_seed, batch_number, self.size, len(self))
         if self.in_pairs:
             first = self.spans.first
             documents = self.spans.paired[examples]
             # The seed has as many numbers as the seeds of masks, and differs from them.
-            random = np.random.default_rng((self.data_seed, number, 0, 2))
+            random = np.random.default_rng((self.data_seed, batch_number, 0, 2))
             pairs = [first[d] + random.choice(first[d + 1] - first[d], 2, replace=False) for d in documents]
             examples = np.concatenate(pairs)
         return np.concatenate([examples, np.full(self.padded_size - len(examples), -1)])
 
-    def training_batch(self, data: Any, number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
+    def training_batch(self, data: Any, batch_number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
         """Return a process's rows of a batch. `data` is not used, because `spans` has the data."""
-        return self(number, part)
+        return self(batch_number, part)
 
-    def __call__(self, number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
+    def __call__(self, batch_number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
         """Return the rows of a batch that belong to process `part[0]` of `part[1]`, as host arrays."""
         index, count = part
-        spans = self.spans_of(number)
+        spans = self.spans_of(batch_number)
         rows = range(index * len(spans) // count, (index + 1) * len(spans) // count)
         trees = [
-            self._make_row(int(spans[row]), np.random.default_rng((self.mask_seed, number, row, 1))) for row in rows
+            self._make_row(int(spans[row]), np.random.default_rng((self.mask_seed, batch_number, row, 1)))
+            for row in rows
         ]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
-    def describe_batch(self, data: Any, number: int) -> str:
+    def describe_batch(self, data: Any, batch_number: int) -> str:
         """Return the first documents of a batch, for an error."""
-        spans = self.spans_of(number)
+        spans = self.spans_of(batch_number)
         documents = np.searchsorted(self.spans.first, spans[spans >= 0][:8], side="right")
         return f"documents {', '.join(map(str, documents))} of the corpus (from 1)"
 

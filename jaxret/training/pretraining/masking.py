@@ -1,4 +1,4 @@
-"""Whole-word masking, drawn on the host at every step, depending only on (seed, step, row).
+"""Whole-word masking, drawn on the host for every batch, depending only on (seed, number of the batch, row).
 
 A word begins at a token that is not a continuation ("##" in WordPiece). As in BERT's whole-word masking, words come in
 random order. A word is hidden if it fits into what is left of the budget, max(1, round(rate * length)) tokens, and

@@ -28,7 +28,7 @@ class PretrainingObjective(Objective[PretrainingModel, MaskedTexts]):
         params: Params,
         batch: MaskedTexts,
         key: jax.Array,
-        step: jax.Array | int | None = None,
+        batch_number: jax.Array | int | None = None,
         train: bool = True,
     ) -> LossTerms:
         chunks = self.chunks(batch.size)

@@ -48,7 +48,12 @@ class RerankingObjective(Objective[CrossEncoderModel, PairBatch]):
     settings: LossSettings = field(default_factory=LossSettings)
 
     def __call__(
-        self, params: Params, batch: PairBatch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
+        self,
+        params: Params,
+        batch: PairBatch,
+        key: jax.Array,
+        batch_number: jax.Array | int | None = None,
+        train: bool = True,
     ) -> LossTerms:
         chunks = self.chunks(batch.size)
 
@@ -92,7 +97,7 @@ def make_reranking_objective(
         mesh=mesh,
         chunk_size=config.train.chunk_size,
         reduce_dtype=COMPUTE_DTYPES[config.mesh.reduce_dtype],
-        settings=LossSettings(**loss_fields(config), epochs_per_step=epochs_per_batch),
+        settings=LossSettings(**loss_fields(config), epochs_per_batch=epochs_per_batch),
     )
 
 

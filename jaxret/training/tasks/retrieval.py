@@ -57,7 +57,12 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
     teacher: RetrievalObjective | None = None  # objective of the teacher, which scores batches with `teacher_params`
 
     def __call__(
-        self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
+        self,
+        params: Params,
+        batch: Batch,
+        key: jax.Array,
+        batch_number: jax.Array | int | None = None,
+        train: bool = True,
     ) -> LossTerms:
         """Return the loss and its terms. Without `train`, there is no dropout, and passages are pooled as at
         inference."""
@@ -73,12 +78,12 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
                 positives=batch.positives,
                 softmax_mask=competing_passages(batch, settings.in_batch_negatives),
                 settings=settings,
-                annealing=settings.annealing(step) if step is not None else 1.0,
-                epoch=settings.epoch(0 if step is None else step),
+                annealing=settings.annealing(batch_number) if batch_number is not None else 1.0,
+                epoch=settings.epoch(0 if batch_number is None else batch_number),
                 auxiliary_loss=passages.auxiliary_loss,
                 teacher_scores=batch.teacher_scores,
                 parts=tuple(self.similarities(queries, passages, slice(start, stop)) for start, stop in settings.parts),
-                sparsity=self.sparsity(queries, passages, batch, step) if settings.count_words else None,
+                sparsity=self.sparsity(queries, passages, batch, batch_number) if settings.count_words else None,
                 passage_exists=batch.passage_ids >= 0,
                 in_batch_teacher=self.teach(batch, key) if train else None,
                 smaller={
@@ -99,7 +104,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         return jax.lax.stop_gradient(jnp.max(self.teacher.similarities(queries, passages), axis=-1))
 
     def sparsity(
-        self, queries: Embeddings, passages: Embeddings, batch: Batch, step: jax.Array | int | None
+        self, queries: Embeddings, passages: Embeddings, batch: Batch, batch_number: jax.Array | int | None
     ) -> Sparsity:
         """Return the penalties on the weights of words, over all texts of the batch.
 
@@ -107,7 +112,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
             queries: vectors of the queries.
             passages: vectors of the passages.
             batch: the batch, whose empty rows are ignored.
-            step: number of the batch; None: the penalties have their full weights.
+            batch_number: number of the batch in the run; None: the penalties have their full weights.
         """
         settings = self.settings.sparsity
         query_weights = queries.vectors[:, 0], batch.positives >= 0
@@ -117,7 +122,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
             penalty(settings.passage_norm, *passage_weights),
             mean_words(*query_weights),
             mean_words(*passage_weights),
-            settings.growth(step),
+            settings.growth(batch_number),
         )
 
     def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
@@ -174,7 +179,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
 
 
 def make_retrieval_objective(
-    config: ConfigDict, retriever: RetrieverModel, mesh: Mesh, epochs_per_step: float = 0.0
+    config: ConfigDict, retriever: RetrieverModel, mesh: Mesh, epochs_per_batch: float = 0.0
 ) -> RetrievalObjective:
     """Return the objective of a config. Raises ValueError if train.teacher cannot teach the model.
 
@@ -182,7 +187,7 @@ def make_retrieval_objective(
         config: the config of the run.
         retriever: the model.
         mesh: the devices.
-        epochs_per_step: batch size / number of examples.
+        epochs_per_batch: batch size / number of examples.
     """
     teacher = teacher_model(config, retriever)
     objective = RetrievalObjective(
@@ -190,7 +195,7 @@ def make_retrieval_objective(
         mesh=mesh,
         chunk_size=config.train.chunk_size,
         reduce_dtype=COMPUTE_DTYPES[config.mesh.reduce_dtype],
-        settings=loss_settings(config, retriever, epochs_per_step),
+        settings=loss_settings(config, retriever, epochs_per_batch),
     )
     return objective if teacher is None else replace(objective, teacher=replace(objective, model=teacher))
 

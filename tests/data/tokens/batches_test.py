@@ -94,7 +94,7 @@ def test_a_batch_depends_only_on_seeds_and_step(data: TrainingSet) -> None:
 
 def test_every_example_once_an_epoch() -> None:
     steps = EXAMPLES * 3 // PLAN.batch_size + 1
-    stream = np.concatenate([PLAN.step_examples(step, EXAMPLES) for step in range(steps)])
+    stream = np.concatenate([PLAN.batch_examples(step, EXAMPLES) for step in range(steps)])
     epochs = [stream[i * EXAMPLES : (i + 1) * EXAMPLES] for i in range(3)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(EXAMPLES))
@@ -103,18 +103,18 @@ def test_every_example_once_an_epoch() -> None:
 
 
 def test_the_stream_does_not_depend_on_the_batch_size() -> None:
-    small = np.concatenate([replace(PLAN, batch_size=4).step_examples(step, EXAMPLES) for step in range(10)])
-    large = np.concatenate([replace(PLAN, batch_size=20).step_examples(step, EXAMPLES) for step in range(2)])
+    small = np.concatenate([replace(PLAN, batch_size=4).batch_examples(step, EXAMPLES) for step in range(10)])
+    large = np.concatenate([replace(PLAN, batch_size=20).batch_examples(step, EXAMPLES) for step in range(2)])
     assert np.array_equal(small, large)
 
 
 def test_each_seed_changes_only_its_part(data: TrainingSet) -> None:
     whole = replace(PLAN, batch_size=EXAMPLES)  # all examples, so that some pools have a choice
-    examples, passages = whole.step_examples(0, EXAMPLES), whole.passage_rows(data, np.arange(EXAMPLES), 0)
+    examples, passages = whole.batch_examples(0, EXAMPLES), whole.passage_rows(data, np.arange(EXAMPLES), 0)
     other_negatives, other_data = replace(whole, negatives_seed=3), replace(whole, data_seed=3)
-    assert np.array_equal(other_negatives.step_examples(0, EXAMPLES), examples)
+    assert np.array_equal(other_negatives.batch_examples(0, EXAMPLES), examples)
     assert not np.array_equal(other_negatives.passage_rows(data, np.arange(EXAMPLES), 0), passages)
-    assert not np.array_equal(other_data.step_examples(0, EXAMPLES), examples)
+    assert not np.array_equal(other_data.batch_examples(0, EXAMPLES), examples)
     assert np.array_equal(other_data.passage_rows(data, np.arange(EXAMPLES), 0), passages)
 
 
@@ -141,7 +141,7 @@ def test_validation_takes_the_first_negatives(data: TrainingSet) -> None:
 
 def test_positives_point_to_their_passages(data: TrainingSet) -> None:
     batch = PLAN.training_batch(data, 2)
-    examples = PLAN.step_examples(2, EXAMPLES)
+    examples = PLAN.batch_examples(2, EXAMPLES)
     assert batch.positives.tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
     assert np.array_equal(batch.passage_ids[batch.positives], data.positives[examples])
     assert np.array_equal(batch.known_positives, data.known_positives.table(examples))
@@ -177,7 +177,7 @@ def test_lengths_are_the_smallest_sufficient_multiples(data: TrainingSet) -> Non
 
 def test_padding_rows_are_no_queries(data: TrainingSet) -> None:
     rows = np.array([3, 0, -1, -1, 5, -1, 2, 1])
-    batch = PLAN.batch(data, rows, step=None)
+    batch = PLAN.batch(data, rows, batch_number=None)
     gone = rows < 0
     assert batch.positives.tolist() == [0, 4, -1, -1, 16, -1, 24, 28]
     assert (batch.known_positives[gone] == -1).all()

@@ -311,12 +311,12 @@ def test_padding_passages_do_not_change_the_loss() -> None:
 
 
 def settings_of(overrides: dict[str, Any]) -> LossSettings:
-    return loss_settings(make_config(overrides), make_retriever(overrides), epochs_per_step=0.5)
+    return loss_settings(make_config(overrides), make_retriever(overrides), epochs_per_batch=0.5)
 
 
 def test_settings_from_the_config() -> None:
     plain = settings_of({"pooling": "none", "loss.temperature": 0.5})
-    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0, epochs_per_step=0.5)
+    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0, epochs_per_batch=0.5)
     own = settings_of(MLR | {"pooling": "self_contrastive", "loss.local_weight": 0.1, "loss.local_temperature": 2.0})
     assert (own.positive, own.local_target, own.local_weight, own.local_temperature) == ("first", "first", 0.1, 2.0)
     viewers = settings_of(MVR)
@@ -338,7 +338,7 @@ def test_a_temperature_must_be_positive(key: str, value: float) -> None:
 
 def test_annealing_by_epoch() -> None:
     """max(0.3, exp(-0.1 t)), where t is 0 in the first epoch: the floor is reached in epoch 13."""
-    settings = LossSettings(annealing_rate=0.1, annealing_floor=0.3, epochs_per_step=0.2)
+    settings = LossSettings(annealing_rate=0.1, annealing_floor=0.3, epochs_per_batch=0.2)
     factors = [float(settings.annealing(jnp.int32(step))) for step in (0, 4, 5, 9, 60, 64, 65, 1000)]
     expected = [1, 1, np.exp(-0.1), np.exp(-0.1), np.exp(-1.2), np.exp(-1.2), 0.3, 0.3]
     np.testing.assert_allclose(factors, expected, rtol=1e-6)
@@ -483,7 +483,7 @@ def test_distillation_terms_are_off_without_a_teacher() -> None:
 @pytest.mark.parametrize(("examples", "batch_size"), [(5, 3), (7, 2), (4, 4), (3, 8), (1000, 128)])
 def test_annealing_uses_epochs_of_the_data(examples: int, batch_size: int) -> None:
     """A rounded number of steps per epoch would run ahead of the stream of examples, or behind it."""
-    settings = LossSettings(epochs_per_step=batch_size / examples)
+    settings = LossSettings(epochs_per_batch=batch_size / examples)
     for step in range(200):
         first, middle, last = step * batch_size, (step + 0.5) * batch_size, (step + 1) * batch_size - 1
         epoch = int(settings.epoch(jnp.int32(step)))

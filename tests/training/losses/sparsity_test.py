@@ -59,7 +59,7 @@ def test_weights_grow_as_the_square_of_the_step() -> None:
 def test_the_loss_adds_both_penalties(step: int) -> None:
     objective = tiny.make_objective(tiny.SPLADE, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     params, batch = tiny.make_params(objective.model), jax.tree.map(jnp.asarray, tiny.make_batch(4))
-    terms = jax.jit(lambda p: objective(p, batch, jax.random.key(0), step=step))(params)
+    terms = jax.jit(lambda p: objective(p, batch, jax.random.key(0), batch_number=step))(params)
     vectors = jax.jit(lambda p: objective.encode(p, batch, jax.random.key(0), True))(params)
     queries, passages = (np.asarray(x.vectors[:, 0], float) for x in vectors)
     passages = passages[np.asarray(batch.passage_ids) >= 0]
