@@ -22,7 +22,7 @@ from jaxret.parallel.mesh import path_name
 from jaxret.storage.atomic import read_json, sha256_file, storage_errors, write_json
 from jaxret.types import Tree
 
-Index = tuple[slice, ...]
+Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Part:
     start: tuple[int, ...]  # index of its first element in the array
     shape: tuple[int, ...]
 
-    def copy_into(self, target: np.ndarray, index: Index) -> int:
+    def copy_into(self, target: np.ndarray, index: Slices) -> int:
         """Copy the elements of the part in `index` of its array to `target`, and return the number of elements."""
         bounds = [
             (max(begin, span.start), min(begin + size, span.stop))
@@ -115,7 +115,7 @@ class ArrayFiles:
             node[last] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
         return self.load(tree)
 
-    def _read(self, name: str, index: Index) -> np.ndarray:
+    def _read(self, name: str, index: Slices) -> np.ndarray:
         array = self._arrays[name]
         index = tuple(slice(*span.indices(size)[:2]) for span, size in zip(index, array.shape, strict=True))
         values = np.empty([span.stop - span.start for span in index], array.dtype)

@@ -2,7 +2,7 @@
 
 Rules, each with what it prints:
 
-  duplicate   a public function, class or constant of the package has a name that another module uses too
+  duplicate   a public function, class, type or constant of the package has a name that another module uses too
   name        a variable, parameter, field or function is called by a participle in BANNED; or a variable, parameter or
               field of the package by another participle that is not in TERMS or FIELDS, or by a word in VAGUE, which
               is no noun
@@ -359,14 +359,14 @@ def unknown_names(text: str, tree: ast.AST) -> Iterator[str]:
 
 
 def constants(node: ast.stmt) -> set[str]:
-    """Return the names in capital letters that a statement binds, except TABLES."""
+    """Return the names of constants and types that a statement binds, except TABLES."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     names = (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
-    return {name for name in names if name.isupper() and not TABLES.fullmatch(name)}
+    return {name for name in names if name[0].isupper() and not TABLES.fullmatch(name)}
 
 
 def duplicates() -> Iterator[str]:
-    """Yield public functions, classes and constants at the top of a module whose name another module has, too."""
+    """Yield public functions, classes, types and constants of modules whose name another module has, too."""
     owners: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "jaxret").rglob("*.py")):
         folder = path.relative_to(ROOT / "jaxret").parts[0]

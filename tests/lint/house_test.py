@@ -145,6 +145,8 @@ def test_a_public_name_has_one_module(tmp_path: Path, monkeypatch: pytest.Monkey
     assert violations(tmp_path, sources | verbs, monkeypatch) == ["duplicate f: jaxret/a.py, jaxret/b.py"]
     constants = {f"jaxret/{name}.py": f"ROWS = {name!r}\n_PAUSE = 1\nKEYS = ()\nrows: int = 2" for name in "cd"}
     assert violations(tmp_path / "constants", constants, monkeypatch) == ["duplicate ROWS: jaxret/c.py, jaxret/d.py"]
+    types = {"jaxret/e.py": "Hits = list[int]", "jaxret/f.py": "class Hits: ..."}
+    assert violations(tmp_path / "types", types, monkeypatch) == ["duplicate Hits: jaxret/e.py, jaxret/f.py"]
 
 
 def test_names_of_tests_are_free_but_for_those_that_mean_nothing(

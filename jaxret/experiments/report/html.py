@@ -11,22 +11,22 @@ from jaxret.evaluation.text_table import Html as Html
 from jaxret.evaluation.text_table import as_html as as_html
 
 
-class Number(NamedTuple):
+class NumberCell(NamedTuple):
     """A table cell with a number, aligned right and sorted by its value. The cell of None is empty."""
 
     value: float | None
     text: str = ""  # the number as the reader sees it
 
 
-Cell = str | Number
+Cell = str | NumberCell
 SHORT = 32  # a cell of at most this many characters stays on one line
 
 
-def value_cell(value: float | int | None, form: str = ",.4f") -> Number:
+def value_cell(value: float | int | None, form: str = ",.4f") -> NumberCell:
     """Return a cell with a number in a format of Python. The cell of None, NaN or an infinity is empty."""
     if value is None or not math.isfinite(value):
-        return Number(None)
-    return Number(float(value), format(value, form))
+        return NumberCell(None)
+    return NumberCell(float(value), format(value, form))
 
 
 def join_html(parts: Sequence[str]) -> Html:
@@ -70,7 +70,7 @@ def data_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell
         rows: rows with a cell for each column.
     """
     first = rows[0] if rows else [""] * len(header)
-    kinds = [{"class_": "n"} if isinstance(cell, Number) else {} for cell in first]
+    kinds = [{"class_": "n"} if isinstance(cell, NumberCell) else {} for cell in first]
     heads = (tag("th", name, scope="col", **kind) for name, kind in zip(header, kinds, strict=True))
     body = (tag("tr", *(_cell(cell, place == 0) for place, cell in enumerate(row))) for row in rows)
     table = tag(
@@ -80,7 +80,7 @@ def data_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell
 
 
 def _cell(cell: Cell, is_first: bool) -> Html:
-    if isinstance(cell, Number):
+    if isinstance(cell, NumberCell):
         value = {} if cell.value is None else {"data_value": repr(float(cell.value))}
         return tag("td", cell.text, class_="n", **value)
     short = {"class_": "short"} if len(cell) <= SHORT else {}

@@ -14,7 +14,7 @@ from jaxret.experiments.probe.probe_report import PROBE_MEASURE
 from jaxret.experiments.report.html import (
     Cell,
     Html,
-    Number,
+    NumberCell,
     data_table,
     join_html,
     missing_note,
@@ -101,11 +101,11 @@ def _comparison_parts(set_results: ComparedSet, name: str) -> list[str]:
     return parts
 
 
-def _score_cells(scores: list[Score]) -> list[Number]:
+def _score_cells(scores: list[Score]) -> list[NumberCell]:
     """Return the cells of a column. The best mean is bold if there are several systems."""
     best = max(round(score.mean, MEAN_DECIMALS) for score in scores)
     is_best = [len(scores) > 1 and round(score.mean, MEAN_DECIMALS) == best for score in scores]
-    return [Number(score.mean, tag("b", str(score)) if top else str(score)) for score, top in zip(scores, is_best)]
+    return [NumberCell(score.mean, tag("b", str(score)) if top else str(score)) for score, top in zip(scores, is_best)]
 
 
 def _test_cells(test: SystemTest) -> list[Cell]:
@@ -119,10 +119,10 @@ def _test_cells(test: SystemTest) -> list[Cell]:
         test.system,
         test.measure,
         value_cell(comparison.difference, "+.4f"),
-        Number(comparison.low, f"{comparison.low:+.4f} to {comparison.high:+.4f}"),
+        NumberCell(comparison.low, f"{comparison.low:+.4f} to {comparison.high:+.4f}"),
         verdict,
         *(value_cell(count, ",.0f") for count in (comparison.wins, comparison.ties, comparison.losses)),
-        *(Number(p, format_p_value(p)) if p is not None else Number(None, "–") for p in p_values),
+        *(NumberCell(p, format_p_value(p)) if p is not None else NumberCell(None, "–") for p in p_values),
     ]
 
 
@@ -152,7 +152,7 @@ def _finding_table(results: dict[str, Any]) -> Html:
             "cosines" if finding["normalize"] else "dot products",
             value_cell(finding["held_out"]),
             value_cell(finding.get("difference"), "+.4f"),
-            Number(finding.get("p_holm"), format_p_value(finding.get("p_holm")) if "p_holm" in finding else ""),
+            NumberCell(finding.get("p_holm"), format_p_value(finding.get("p_holm")) if "p_holm" in finding else ""),
             value_cell(finding["vectors"], ",.0f"),
             value_cell(finding.get("bytes_per_passage"), ",.0f"),
         ]
@@ -174,7 +174,7 @@ def winner_section(files: ReportFiles) -> Html:
             command = f"jaxret diversity --workdir={run.workdir} --data=DATA"
             sentences.append(missing_note(f"{run.label}: nobody has counted yet which vectors win; this is", command))
         for name, report in reports.items():
-            perplexity = value_cell(report["perplexity"]) if report["perplexity"] is not None else Number(None)
+            perplexity = value_cell(report["perplexity"]) if report["perplexity"] is not None else NumberCell(None)
             rows.append(
                 [
                     run.label,

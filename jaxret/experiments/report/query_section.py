@@ -31,7 +31,7 @@ SystemValues = dict[str, dict[str, float]]  # system -> query id -> value, the m
 
 
 @dataclass(frozen=True)
-class Side:
+class SystemColumn:
     """One column of a query: the values, rankings and winning vectors of a system."""
 
     system: str  # its name
@@ -97,9 +97,9 @@ def _system_pairs(set_results: ComparedSet, values: SystemValues, texts: SetText
     baseline, *other_systems = values
     if not other_systems:
         worst = sorted(values[baseline], key=lambda query: (values[baseline][query], query))[:count]
-        side = _side(set_results, baseline, values, texts, worst)
+        column = _system_column(set_results, baseline, values, texts, worst)
         title = f"The {len(worst)} queries with the lowest {set_results.measures[0]}"
-        yield collapsible(title, *(_query_part(set_results, query, [side], texts) for query in worst))
+        yield collapsible(title, *(_query_part(set_results, query, [column], texts) for query in worst))
         return
     wins, losses = {}, {}
     for system in other_systems:
@@ -108,13 +108,10 @@ def _system_pairs(set_results: ComparedSet, values: SystemValues, texts: SetText
         losses[system] = sorted((q for q in difference if difference[q] < 0), key=lambda q: (difference[q], q))
     selection = {system: [*wins[system][:count], *losses[system][:count]] for system in other_systems}
     selection[baseline] = list(dict.fromkeys(query for queries in selection.values() for query in queries))
-    sides = {
-        side_system: _side(set_results, side_system, values, texts, queries)
-        for side_system, queries in selection.items()
-    }
+    columns = {name: _system_column(set_results, name, values, texts, queries) for name, queries in selection.items()}
     for place, system in enumerate(other_systems):
-        pair = [sides[baseline], sides[system]]
-        notes = [paragraph(side.note, "warning") for side in pair if side.note]
+        pair = [columns[baseline], columns[system]]
+        notes = [paragraph(column.note, "warning") for column in pair if column.note]
         title = f"{system} against {baseline}: {len(wins[system]):,} wins, {len(losses[system]):,} losses"
         part = collapsible(
             title, *notes, *(_query_part(set_results, query, pair, texts) for query in selection[system])
@@ -122,7 +119,9 @@ def _system_pairs(set_results: ComparedSet, values: SystemValues, texts: SetText
         yield Html(part.replace("<details>", "<details open>", 1)) if place == 0 else part
 
 
-def _side(set_results: ComparedSet, system: str, values: SystemValues, texts: SetTexts, queries: Sequence[str]) -> Side:
+def _system_column(
+    set_results: ComparedSet, system: str, values: SystemValues, texts: SetTexts, queries: Sequence[str]
+) -> SystemColumn:
     """Return the column of a system for some queries, from its first run."""
     run = set_results.run_of(set_results.systems[system][0])
     rankings = read_rankings(run, set_results.name, queries, HITS)
@@ -130,7 +129,7 @@ def _side(set_results: ComparedSet, system: str, values: SystemValues, texts: Se
     note = ""
     if queries and run.vector_names:
         winners, note = _find_winners(run, set_results.name, rankings, texts)
-    return Side(system, values[system], rankings, winners, note)
+    return SystemColumn(system, values[system], rankings, winners, note)
 
 
 def _find_winners(
@@ -145,25 +144,25 @@ def _find_winners(
         return {}, f"{run.label}: the vectors that won are unknown, because the model cannot be opened: {error}"
 
 
-def _query_part(set_results: ComparedSet, query: str, sides: Sequence[Side], texts: SetTexts) -> Html:
-    values = [side.values[query] for side in sides]
-    line = "; ".join(f"{side.system} {value:.4f}" for side, value in zip(sides, values, strict=True))
+def _query_part(set_results: ComparedSet, query: str, columns: Sequence[SystemColumn], texts: SetTexts) -> Html:
+    values = [column.values[query] for column in columns]
+    line = "; ".join(f"{column.system} {value:.4f}" for column, value in zip(columns, values, strict=True))
     verdict: list[str] = []
     if len(values) == 2:
         won = values[1] > values[0]
         word = f"{'win' if won else 'loss'} {values[1] - values[0]:+.4f}"
         verdict = [tag("span", word, class_="up" if won else "down"), Html(" · ")]
     score = tag("p", *verdict, f"{set_results.measures[0]}: {line} · query {query}", class_="score")
-    passages = texts.passages({key for side in sides for key, _ in side.rankings[query]})
-    columns = (_hit_list(side, query, passages, texts) for side in sides)
-    return tag("div", tag("h4", _query_text(texts, query)), score, tag("div", *columns, class_="sides"), class_="query")
+    passages = texts.passages({key for column in columns for key, _ in column.rankings[query]})
+    lists = (_hit_list(column, query, passages, texts) for column in columns)
+    return tag("div", tag("h4", _query_text(texts, query)), score, tag("div", *lists, class_="sides"), class_="query")
 
 
-def _hit_list(side: Side, query: str, passages: dict[str, Passage], texts: SetTexts) -> Html:
+def _hit_list(column: SystemColumn, query: str, passages: dict[str, Passage], texts: SetTexts) -> Html:
     items = []
-    for rank, (key, score) in enumerate(side.rankings[query], 1):
+    for rank, (key, score) in enumerate(column.rankings[query], 1):
         passage, relevant = passages[key], (query, key) in texts.relevant
-        winner = side.winners.get((query, key))
+        winner = column.winners.get((query, key))
         meta = f"{score:.4f}" + (f" · {winner} won" if winner else "")
         line = [
             tag("span", f"{rank}.", class_="meta"),
@@ -176,7 +175,7 @@ def _hit_list(side: Side, query: str, passages: dict[str, Passage], texts: SetTe
             body = [tag("details", tag("summary", "whole text"), tag("p", passage.text)), *body][::-1]
         items.append(tag("li", tag("div", *line, class_="line"), *body, **({"class_": "relevant"} if relevant else {})))
     hits = tag("ol", *items, class_="hits") if items else paragraph("No passage was retrieved.")
-    return tag("div", tag("h5", side.system), hits)
+    return tag("div", tag("h5", column.system), hits)
 
 
 def _query_text(texts: SetTexts, query: str) -> str:

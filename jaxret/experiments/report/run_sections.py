@@ -11,7 +11,7 @@ from jaxret.experiments.pictures.run_pictures import metric_picture
 from jaxret.experiments.report.html import (
     Cell,
     Html,
-    Number,
+    NumberCell,
     as_html,
     bullets,
     collapsible,
@@ -59,8 +59,8 @@ def _overview_row(run: RunFiles) -> list[Cell]:
             run.label,
             "BM25" if _is_bm25(run) else "",
             "",
-            Number(None),
-            Number(None),
+            NumberCell(None),
+            NumberCell(None),
             _result_names(run),
             str(run.workdir),
         ]
@@ -69,7 +69,7 @@ def _overview_row(run: RunFiles) -> list[Cell]:
     dev = [line[f"validation/{metric}"] for line in run.metrics if f"validation/{metric}" in line]
     lower = metric in ("nll", "average_rank")
     best = (min if lower else max)(dev) if dev else None
-    best_cell = Number(best, f"{metric} {best:.4f}") if best is not None else Number(None)
+    best_cell = NumberCell(best, f"{metric} {best:.4f}") if best is not None else NumberCell(None)
     family = config["head.name"] if config.get("task") == "retrieval" else config.get("task", "")
     return [
         run.label,

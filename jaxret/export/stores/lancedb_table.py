@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jaxret.data.records import Ranking
 from jaxret.export.stores.store_list import import_client
-from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore, without_password
+from jaxret.export.stores.vector_store import StoreTarget, VectorStore, without_password
 
 
 class LanceTable(VectorStore):
@@ -57,7 +58,7 @@ class LanceTable(VectorStore):
         rows = self._table.search().select(["row"]).limit(self._table.count_rows()).to_arrow()["row"]
         return int(pc.count_distinct(rows).as_py())
 
-    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[np.ndarray], k: int) -> Sequence[Ranking]:
         results = []
         for query in queries:
             vectors = query if len(query) > 1 else query[0]

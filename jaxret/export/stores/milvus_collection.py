@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from jaxret.data.records import Ranking
 from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.store_list import import_client
-from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore, without_password
+from jaxret.export.stores.vector_store import StoreTarget, VectorStore, without_password
 
 _MOST_BYTES = 65_535  # largest size of a text
 _MOST_VALUES = 4096  # largest number of values in a list
@@ -84,7 +85,7 @@ class MilvusCollection(VectorStore):
         rows = self._client.query(self._target.table, filter="", output_fields=["count(*)"], consistency_level="Strong")
         return int(rows[0]["count(*)"])
 
-    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[np.ndarray], k: int) -> Sequence[Ranking]:
         dtype = np.float16 if self._half else np.float32
         results = self._client.search(
             self._target.table,

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxret.data.records import Ranking
 from jaxret.export.stores.corpus_rows import vectors_of_batch
-from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore
+from jaxret.export.stores.vector_store import StoreTarget, VectorStore
 from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json
 
 _BLOCK_ROWS = 4096  # rows that are multiplied together
@@ -63,8 +64,8 @@ class ParquetFiles(VectorStore):
     def count(self) -> int:
         return sum(pq.read_metadata(path).num_rows for path in self._files())
 
-    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
-        best: list[Hits] = [[] for _ in queries]
+    def search(self, queries: Sequence[np.ndarray], k: int) -> Sequence[Ranking]:
+        best: list[list[tuple[str, float]]] = [[] for _ in queries]
         query_vectors, begins = np.concatenate(queries), np.cumsum([0, *(len(query) for query in queries[:-1])])
         for path in self._files():
             for batch in pq.ParquetFile(path).iter_batches(_BLOCK_ROWS, columns=["id", self._target.vector_column]):

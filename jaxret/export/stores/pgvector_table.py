@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from jaxret.data.records import Ranking
 from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.store_list import import_client
-from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore
+from jaxret.export.stores.vector_store import StoreTarget, VectorStore
 
 _TYPES = {"string": "text", "int64": "bigint", "double": "double precision", "bool": "boolean"}
 _MOST_NUMBERS = 16_000  # largest size of a vector
@@ -89,7 +90,7 @@ class PgvectorTable(VectorStore):
         first_vectors = ' WHERE "number" = 0' if self._target.several else ""
         return int(self._first_value(self._statement(f"SELECT count(*) FROM {{}}{first_vectors}")))
 
-    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[np.ndarray], k: int) -> Sequence[Ranking]:
         product = f'-("vector"::vector({self._target.dimension}) <#> %s)'  # <#> is the negative product
         if self._target.several:
             text = f'SELECT "id", max({product}) AS score FROM {{}} GROUP BY "id"'

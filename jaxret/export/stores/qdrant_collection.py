@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from jaxret.data.records import Ranking
 from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.store_list import import_client
-from jaxret.export.stores.vector_store import Hits, StoreTarget, VectorStore, without_password
+from jaxret.export.stores.vector_store import StoreTarget, VectorStore, without_password
 
 _POINTS = 256  # points of a request
 _SECONDS = 300  # time limit of a request
@@ -73,7 +74,7 @@ class QdrantCollection(VectorStore):
     def count(self) -> int:
         return int(self._client.count(self._target.table, exact=True).count)
 
-    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[np.ndarray], k: int) -> Sequence[Ranking]:
         results = []
         for query in queries:
             with warnings.catch_warnings():

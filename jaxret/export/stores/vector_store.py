@@ -12,9 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
+from jaxret.data.records import Ranking
 from jaxret.export.stores.store_list import STORES
-
-Hits = list[tuple[str, float]]  # (passage id, score), best first
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class VectorStore(Protocol):
         """Return the number of passages."""
         ...
 
-    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
+    def search(self, queries: Sequence[np.ndarray], k: int) -> Sequence[Ranking]:
         """Return the k best passages of each query by exact search. A query is an array of vectors [U,D] float32."""
         ...
 

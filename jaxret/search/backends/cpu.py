@@ -20,10 +20,10 @@ from jaxret.search.backends.top_k import best_of_cell, merge, share
 
 MOST_SCORES = 2**28  # scores in memory at a time: 1 GiB, eight times the scores of a cell with a thousand queries
 
-Hits = tuple[Any, Any, Any]  # scores, rows, bounds
+CellHits = tuple[Any, Any, Any]  # scores, rows, bounds
 
 
-def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, size: int, k: int) -> Hits:
+def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, size: int, k: int) -> CellHits:
     """Return scores and rows [Q,k], and bounds [Q], like `accelerators.search_cells`.
 
     Args:
@@ -38,16 +38,16 @@ def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, siz
     threads = max(1, min(os.cpu_count() or 1, cells, MOST_SCORES // (count * host_vectors.numbers.shape[1])))
     per_cell = share(k, cells, size)
 
-    def search_cell(number: int) -> Hits:
+    def search_cell(number: int) -> CellHits:
         cell = jax.tree.map(lambda x: x[number], host_vectors)
         return jax.block_until_ready(_search_cell(queries, cell, number, rows, cells, size, per_cell))
 
-    def merge_queries(part: slice) -> Hits:
+    def merge_queries(part: slice) -> CellHits:
         tops, places, bounds = (np.stack([np.asarray(x)[part] for x in xs]) for xs in zip(*cell_hits, strict=True))
         return jax.block_until_ready(_merge(tops, places, bounds, k))
 
     with ThreadPoolExecutor(threads) as pool:
-        map_tasks: Callable[[Any, Iterable[Any]], Iterable[Hits]] = pool.map if threads > 1 else map
+        map_tasks: Callable[[Any, Iterable[Any]], Iterable[CellHits]] = pool.map if threads > 1 else map
         cell_hits = list(map_tasks(search_cell, range(cells)))
         step = -(-count // threads)
         results = list(map_tasks(merge_queries, [slice(start, start + step) for start in range(0, count, step)]))
@@ -58,12 +58,12 @@ def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, siz
 @partial(jax.jit, static_argnums=(4, 5, 6))
 def _search_cell(
     queries: Compressed, cell: Compressed, number: jax.Array, rows: jax.Array, cells: int, size: int, count: int
-) -> Hits:
+) -> CellHits:
     rows_of_cell = jnp.arange(size) * cells + number
     top, places, bound = best_of_cell(queries, cell, rows_of_cell < rows, count)
     return top, rows_of_cell[places], bound
 
 
 @partial(jax.jit, static_argnums=3)
-def _merge(tops: jax.Array, places: jax.Array, bounds: jax.Array, k: int) -> Hits:
+def _merge(tops: jax.Array, places: jax.Array, bounds: jax.Array, k: int) -> CellHits:
     return merge(tops, places, bounds.max(axis=0), k)

@@ -14,7 +14,7 @@ from jaxret.data.formats import Corpus, QuerySource
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.experiments.pictures.canvas import picture_svg
-from jaxret.experiments.report.html import Number, as_html, data_table, tag, value_cell
+from jaxret.experiments.report.html import NumberCell, as_html, data_table, tag, value_cell
 from jaxret.experiments.report.report_options import ReportOptions
 from jaxret.experiments.report.report_pictures import cost_picture
 from jaxret.experiments.report.run_files import ReportFiles
@@ -162,7 +162,7 @@ def test_texts_are_escaped(page: Page) -> None:
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert as_html("<b>") == "&lt;b&gt;"
     assert tag("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
-    table = data_table("<i>", ["<u>", "n"], [["<s>", value_cell(0.5)], ["x", Number(None)]])
+    table = data_table("<i>", ["<u>", "n"], [["<s>", value_cell(0.5)], ["x", NumberCell(None)]])
     assert not re.search("<[ius]>", table)
     assert '<td class="n" data-value="0.5">0.5000</td>' in table
 
