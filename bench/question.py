@@ -108,7 +108,7 @@ def main() -> None:
     compiled = read = 0
     for number in range(arguments.rounds + 1):
         if number == 1:
-            compiled, read = compilations.count, searcher.bytes_read
+            compiled, read = compilations.count, searcher.texts.bytes_read
         results.calibrate()
         for question, run in zip(questions, passes, strict=True):
             begin = time.perf_counter()
@@ -134,7 +134,7 @@ def main() -> None:
     file = (arguments.folder / "corpus.jsonl").stat().st_size
     print(
         f"after the first round: {compilations.count - compiled} programs compiled; "
-        f"{(searcher.bytes_read - read) / searches:,.0f} bytes of the corpus read for a question, of {file:,}"
+        f"{(searcher.texts.bytes_read - read) / searches:,.0f} bytes of the corpus read for a question, of {file:,}"
     )
 
 

@@ -121,11 +121,11 @@ def test_a_second_search_compiles_nothing_and_reads_only_its_passages(root: Path
     try:
         index.search(["river stone"], k=3)
         assert compilations.count > 0
-        first, read, opened = compilations.count, searcher.bytes_read, searcher.encoded_corpus
+        first, read, opened = compilations.count, searcher.texts.bytes_read, searcher.encoded_corpus
         (hits,) = index.search(["paper light"], k=3)
         assert compilations.count == first
         texts = sum(len(hit.text) + len(hit.title) for hit in hits)
-        assert texts < searcher.bytes_read - read < texts + 3 * 60, "three lines of the corpus's file are read"
+        assert texts < searcher.texts.bytes_read - read < texts + 3 * 60, "three lines of the corpus's file are read"
         assert index._searcher.encoded_corpus is opened
         index.search(["river stone music light paper forest market winter silver garden"], k=3)
         assert compilations.count > first, "control: a longer question is another program"

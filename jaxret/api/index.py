@@ -214,7 +214,7 @@ class Index:
         outcome = searcher.search(questions, k)
         rankings = [outcome.rankings[query.id] for query in questions]
         ids = {key for ranking in rankings for key, _ in ranking}
-        passages = searcher.passages(ids) if texts else {key: Passage(key, "") for key in ids}
+        passages = searcher.texts.read(ids) if texts else {key: Passage(key, "") for key in ids}
         best_vectors = searcher.best_vectors(outcome)
         hits = (
             Hits(

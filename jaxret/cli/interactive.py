@@ -71,4 +71,4 @@ def warm_up(searcher: Searcher, k: int) -> None:
     lengths = range(1, min(searcher.run.tokenizer.query_length, _WARM_LENGTH))
     first = searcher.warm_up([Query("", "? " * length) for length in lengths], k)
     with contextlib.suppress(FileNotFoundError, ContractError, ShardError):  # each answer reports the error
-        searcher.passages(set(first))
+        searcher.texts.read(set(first))

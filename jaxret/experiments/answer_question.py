@@ -33,7 +33,7 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     ranking = outcome.rankings["0"]
     passages: dict[str, Passage] = {}
     try:
-        passages = searcher.passages({passage for passage, _ in ranking})
+        passages = searcher.texts.read({passage for passage, _ in ranking})
     except (FileNotFoundError, ContractError, ShardError) as error:
         print(error)
     seconds = time.perf_counter() - start

@@ -67,7 +67,7 @@ def search_files(
     for count in evaluation.latency_passages:
         searcher.require_first(count)
     if evaluation.dpr_results:  # they contain texts, whose errors are raised before the search
-        searcher.group.agreed(lambda: searcher.passages(()) if searcher.group.leads else None)
+        searcher.group.agreed(lambda: searcher.texts.read(()) if searcher.group.leads else None)
     outcome = search_queries(searcher, plan, progress)
     if not searcher.group.leads:
         return None
@@ -75,8 +75,8 @@ def search_files(
         write_json(plan.run_file.with_suffix(".candidates.json"), {**outcome.approximate, "k": evaluation.k})
     retrieval = Retrieved(
         rankings=outcome.rankings,
-        texts=searcher.passages,
-        missing_ids=searcher.missing_ids,
+        texts=searcher.texts.read,
+        missing_ids=searcher.texts.missing_ids,
         provenance=make_provenance(run, outcome.encoded_corpus.corpus_identity, outcome.to_json(run, evaluation.k)),
         bytes_per_passage=searcher.encoded_corpus.bytes_per_passage,
         latency=lambda: _measure_times(searcher, plan),

@@ -71,7 +71,7 @@ class RetrieverTeacher:
         pool = RunPool(self.workdir, self.encoded_name, set(passages))
         _require_no_missing(self.workdir, pool.missing(passages))
         sample = dict(islice(passages.items(), _SAMPLE_SIZE))
-        _require_same_texts(self.workdir, sample, pool.searcher.passages(sample.keys()))
+        _require_same_texts(self.workdir, sample, pool.searcher.texts.read(sample.keys()))
         return RetrieverScorer(pool, queries)
 
 

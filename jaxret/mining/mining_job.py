@@ -57,7 +57,7 @@ from jaxret.parallel.progress import Progress
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.workdir import Workdir
-from jaxret.search.searcher import text_files
+from jaxret.search.passage_texts import text_files
 from jaxret.storage.atomic import (
     read_with_digest,
     sha256_file,
@@ -279,7 +279,7 @@ def open_pools(
         )
     if not job.corpus:
         searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher
-        return pools, searcher.passages, searcher.encoded_corpus.corpus_identity
+        return pools, searcher.texts.read, searcher.encoded_corpus.corpus_identity
     scan = job.corpus.scan(policy)
     for pool in pools:
         if isinstance(pool, RunPool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,7 @@ from jaxret.data.records import Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.encoded_corpus import EncodedCorpus, corpus_version, open_encoded
 from jaxret.index.metadata import matching_rows
-from jaxret.index.passages import Passages
 from jaxret.index.shards import ShardError
-from jaxret.index.source import encoded_source, open_source
 from jaxret.parallel.forks import require_unforked
 from jaxret.runs.embedder import padded_length
 from jaxret.runs.mismatch import require_equal
@@ -27,9 +25,10 @@ from jaxret.search.approximate.candidates import CandidateGenerator, compare_wit
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.approximate.index_files import require_index
 from jaxret.search.backends.select import select_backend, with_many_searches
-from jaxret.search.documents import best_documents, join_passages
+from jaxret.search.documents import best_documents
 from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
+from jaxret.search.passage_texts import PassageTexts
 from jaxret.search.process_group import ProcessGroup
 from jaxret.search.proof import SearchResult, no_result
 from jaxret.search.search_options import SearchOptions
@@ -77,15 +76,6 @@ class SearchOutcome:
             "query_length": run.tokenizer.query_length,
             "passage_length": self.encoded_corpus.fingerprint["contract"].get("passage_length"),
         }
-
-
-def text_files(encoded_corpus: EncodedCorpus) -> list[Path]:
-    """Return the files from which the texts of an encoded corpus are read, if they are recorded.
-
-    Raises DataError if a folder that was encoded has no corpus any more.
-    """
-    sources = [encoded_source(shards.folder) for shards in encoded_corpus.shards]
-    return [file for source in sources if source for file in open_source(source).files]
 
 
 def open_encoded_by(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> EncodedCorpus:
@@ -203,7 +193,7 @@ class Searcher:
         self._corpus: Any = self._local_corpus
         self.group.agreed(lambda: self._open_vectors(options, many))
         self.embedder = self.run.embedder()
-        self._texts: list[Passages] = []  # the passages of each part of the corpus, the last part first
+        self.texts = PassageTexts(self.encoded_corpus, self.max_passage)
 
     def _open_vectors(self, options: SearchOptions, many: bool) -> None:
         """Load the parts that find the best passages (see `__init__`). A searcher with workers overrides this
@@ -293,6 +283,7 @@ class Searcher:
     def _part(self, encoded_corpus: EncodedCorpus) -> Searcher:
         part = copy.copy(self)
         part.encoded_corpus = part._local_corpus = encoded_corpus
+        part.texts = replace(self.texts, encoded_corpus=encoded_corpus)
         if self.lists:
             part._corpus, part.lists = (
                 part.encoded_corpus,
@@ -461,30 +452,10 @@ class Searcher:
 
         return [[score(query, row) for row in ranking] for query, ranking in zip(vectors, rows, strict=True)]
 
-    @property
-    def bytes_read(self) -> int:
-        """Return the number of bytes of the corpus's files that were read so far to find texts."""
-        return sum(texts.bytes_read for texts in self._texts)
-
-    def passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        """Return passages by their ids, or with `max_passage` documents (`join_passages`); only these texts are read.
-
-        Raises the errors of opening `Passages`.
-        """
-        if not self.max_passage:
-            return self._read_passages(ids)
-        return join_passages(self._read_passages, ids, self.encoded_corpus.deleted_ids)
-
-    def passages_of_rows(self, rows: np.ndarray) -> list[Passage]:
-        """Return the passage of each row, also with `max_passage`. A passage without text was encoded under "keep"."""
-        ids = self.encoded_corpus.ids(rows)
-        by_id = self._read_passages(set(ids))
-        return [by_id[key] for key in ids]
-
     def best_passage(self, question: str, key: str) -> Passage:
         """Return the passage with an id that exists; with `max_passage` and a question, the document's best passage."""
         if not self.max_passage or not question:
-            return self.passages({key})[key]
+            return self.texts.read({key})[key]
         rows = [
             row
             for first, ids in self.encoded_corpus.id_blocks()
@@ -492,22 +463,4 @@ class Searcher:
             if document_id(passage_id) == key
         ]
         (scores,) = self.scores(self.encode([Query("0", question)])[1], [rows])
-        return self.passages_of_rows(np.array([rows[int(np.argmax(scores))]]))[0]
-
-    def missing_ids(self, ids: set[str]) -> set[str]:
-        """Return the ids that no passage has, or with `max_passage`, that no document has."""
-        if not self.max_passage:
-            return self.encoded_corpus.missing_ids(ids)
-        absent_ids = set(ids)
-        for _, block in self.encoded_corpus.id_blocks():
-            absent_ids.difference_update(map(document_id, block))
-        return absent_ids
-
-    def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        self._texts = self._texts or [Passages.of_shards(shards) for shards in reversed(self.encoded_corpus.shards)]
-        by_id: dict[str, Passage] = {}
-        for texts in self._texts:  # an id may have been deleted and appended again, so the last part is used
-            missing_ids = [key for key in ids if key not in by_id]
-            by_id |= texts.read(missing_ids) if missing_ids else {}
-        # A passage without text was encoded under "keep".
-        return {key: by_id.get(key) or Passage(key, "") for key in ids}
+        return self.texts.of_rows(np.array([rows[int(np.argmax(scores))]]))[0]

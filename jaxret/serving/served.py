@@ -216,11 +216,11 @@ class ServedRetriever:
             outcome = SearchOutcome({}, result, searcher.encoded_corpus, Truncation("queries", 0), vectors)
             best = searcher.best_vectors(outcome)
             passage_ids = {key for ranking in ids for key in ranking}
-            passages = searcher.passages(passage_ids) if texts else {}
+            passages = searcher.texts.read(passage_ids) if texts else {}
             hit_passages = [[passages.get(key) or Passage(key, "") for key in ranking] for ranking in ids]
             chunks = hit_passages  # the passages with the vectors; for documents, their best passages
             if texts and searcher.max_passage:
-                chunks = [searcher.passages_of_rows(rows) for rows in result.rows]
+                chunks = [searcher.texts.of_rows(rows) for rows in result.rows]
             for place, row in enumerate(part):
                 hits = [
                     self._hit(passage, chunk, float(score), vector)
@@ -315,7 +315,7 @@ class ServedRetriever:
     def _explained(self, question: str, passage: Passage | None, key: str, top: int) -> str | RefusalError:
         if key:
             searcher = self._searcher()
-            if searcher.missing_ids({key}):
+            if searcher.texts.missing_ids({key}):
                 return RefusalError(404, f"the corpus has no passage {key!r:.60}", "no_passage")
             passage = searcher.best_passage(question, key)
             if not passage.text and not passage.title:
@@ -367,6 +367,6 @@ def embedder_of_one(embedder: Embedder) -> Embedder | None:
 def _require_texts(searcher: Searcher) -> None:
     """Read one text as a check. Raises the errors of `Passages`, with a remedy."""
     try:
-        searcher.passages(set(searcher.encoded_corpus.ids([0])))
+        searcher.texts.read(set(searcher.encoded_corpus.ids([0])))
     except (OSError, ValueError) as error:
         raise type(error)(f"{str(error).rstrip('.')}; --notexts serves ids and scores without texts") from error

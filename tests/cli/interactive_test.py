@@ -78,14 +78,14 @@ def compiled() -> int:
 def test_later_questions_compile_nothing_and_read_few_bytes(run: Run) -> None:
     searcher = Searcher(replace(run, program_cache={}), corpus_folder(run.workdir), SearchOptions("xla"))
     interactive.warm_up(searcher, 3)
-    assert searcher.bytes_read > 0, "the first answer does not wait for the index of all texts"
+    assert searcher.texts.bytes_read > 0, "the first answer does not wait for the index of all texts"
     before, searches = searcher.embedder.programs, compiled()
     size = len((run.workdir.path.parent / "data" / "corpus.jsonl").read_bytes())
     for text in ("river", "silver river stone", "paper light forest market winter garden bridge window thunder"):
-        read = searcher.bytes_read
+        read = searcher.texts.bytes_read
         ranking = searcher.search([Query("0", text)], 3).rankings["0"]
-        assert searcher.passages([key for key, _ in ranking])
-        assert searcher.bytes_read - read < size / 10
+        assert searcher.texts.read([key for key, _ in ranking])
+        assert searcher.texts.bytes_read - read < size / 10
     assert searcher.embedder.programs == before > 0
     assert compiled() == searches > 0
 

@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (root / "ids.txt").write_text("a3\n")
     delete_passages(folder, root / "ids.txt")
-    Searcher(opened, folder, SearchOptions("xla", filters=("kind:b",))).passages(["b1", "a1"])
+    Searcher(opened, folder, SearchOptions("xla", filters=("kind:b",))).texts.read(["b1", "a1"])
     return root / "run"
 
 

@@ -94,7 +94,7 @@ class Victim:
     def texts(self) -> Any:
         """Return the texts that are shown for some passages."""
         assert self.opened is not None
-        return Searcher(self.opened, self.workdir / FOLDER, SearchOptions("xla")).passages(["p1", "n30", "o5"])
+        return Searcher(self.opened, self.workdir / FOLDER, SearchOptions("xla")).texts.read(["p1", "n30", "o5"])
 
     def encode(self) -> Any:
         """Return the folder of vectors after encoding again, which repairs damage."""

@@ -195,7 +195,7 @@ def test_json_of_another_type(victim: Path, trials: Trials) -> None:
         victim / "encoder" / "config.json": lambda: open_run(victim),
         victim / "encoder" / "tokenizer.json": lambda: open_run(victim),
         folder / "manifest.json": lambda: search(opened, folder),
-        folder / "corpus.json": lambda: Searcher(opened, folder, SearchOptions("xla")).passages(["p1"]),
+        folder / "corpus.json": lambda: Searcher(opened, folder, SearchOptions("xla")).texts.read(["p1"]),
     }
     for path, look in looks.items():
         whole = path.read_bytes()

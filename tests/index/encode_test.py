@@ -436,7 +436,7 @@ def test_kept_empty_passages_are_rows(root: Path, run: Run, tmp_path: Path) -> N
     np.testing.assert_allclose(vectors[1], vectors[3], atol=1e-6)  # both texts have only the markers
     assert not np.allclose(vectors[1], vectors[0], atol=1e-3)
     searcher = Searcher(with_run(run, tmp_path), folder)
-    assert searcher.passages({"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
+    assert searcher.texts.read({"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
 
 
 def test_control_other_text_gives_other_bytes(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:

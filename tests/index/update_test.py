@@ -190,7 +190,7 @@ def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Pat
     searcher = Searcher(run, folder)
     everything = {p.id: p for name in "ab" for p in Corpus.open(root / f"{name}.jsonl").read()}
     everything["p3"] = Passage("p3", "silver river")
-    assert searcher.passages(everything) == everything
+    assert searcher.texts.read(everything) == everything
     assert searcher.encoded_corpus.total_rows == len(everything)
     assert searcher.search([Query("0", "silver river")], 100).encoded_corpus.corpus_identity["passages"] == len(
         everything

@@ -108,13 +108,13 @@ def test_a_corpus_that_is_encoded_again_while_it_is_searched(read_before: bool, 
     folder = encode_corpus(run, Corpus.open(path), name, progress=False).folder
     searcher = Searcher(run, folder)
     if read_before:
-        assert searcher.passages({"p3"}) == {"p3": TEXTS[3]}
+        assert searcher.texts.read({"p3"}) == {"p3": TEXTS[3]}
     shutil.rmtree(folder)
     write(path, lambda p: p.text.replace("text", "TEXT"))
     encode_corpus(run, Corpus.open(path), name, progress=False)
     with pytest.raises(ContractError, match=r"manifest\.json does not match"):
-        searcher.passages({"p3"})
-    assert "TEXT" in Searcher(run, folder).passages({"p3"})["p3"].text
+        searcher.texts.read({"p3"})
+    assert "TEXT" in Searcher(run, folder).texts.read({"p3"})["p3"].text
 
 
 def test_a_folder_of_texts_without_its_corpus(run: Run, tmp_path: Path) -> None:

@@ -386,8 +386,8 @@ def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) 
             assert ranking == list(first.items())[:k]
     assert len(first) < len(chunks) - 58
     assert len(searcher.search(queries, 7).result.rounds) > 1
-    assert searcher.missing_ids({"many", "none"}) == {"none"}
-    assert searcher.passages(["many"])["many"].text == " ".join(chunk.text for chunk in chunks[:60])
+    assert searcher.texts.missing_ids({"many", "none"}) == {"none"}
+    assert searcher.texts.read(["many"])["many"].text == " ".join(chunk.text for chunk in chunks[:60])
     options = EvaluationOptions(k=5, measures=("RR@5",))
     search_files(
         run, EvaluationSource.open(tmp_path / "data", tmp_path / "data"), options, SearchOptions(max_passage=True)
@@ -603,19 +603,19 @@ def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_p
     size = (root / "data" / "corpus.jsonl").stat().st_size
     compiled = 0
     for number, text in enumerate(("river stone", "paper light")):
-        before = searcher.embedder.programs, searcher.bytes_read
+        before = searcher.embedder.programs, searcher.texts.bytes_read
         result = searcher.search([Query("0", text)], 3)
-        shown = searcher.passages([passage for passage, _ in result.rankings["0"]])
+        shown = searcher.texts.read([passage for passage, _ in result.rankings["0"]])
         assert shown == {passage: everything[passage] for passage, _ in result.rankings["0"]}
         lines = [json.dumps({"_id": p.id, "title": p.title, "text": p.text}) for p in shown.values()]
-        assert searcher.bytes_read - before[1] == sum(len(line) + 1 for line in lines) < size / 10
+        assert searcher.texts.bytes_read - before[1] == sum(len(line) + 1 for line in lines) < size / 10
         compiled = searcher.embedder.programs - before[0]
         assert compiled == (1 if number == 0 else 0)
     again = Searcher(run, searcher.folder)  # the index is on disk now
-    assert again.passages(everything) == everything
-    assert again.bytes_read == size
+    assert again.texts.read(everything) == everything
+    assert again.texts.bytes_read == size
     (searcher.folder / "passages.npy").write_bytes(b"damaged")
-    assert Searcher(run, searcher.folder).passages(["p3"]) == {"p3": everything["p3"]}
+    assert Searcher(run, searcher.folder).texts.read(["p3"]) == {"p3": everything["p3"]}
 
 
 @pytest.mark.table
@@ -645,17 +645,17 @@ def test_passages_are_read_from_files_of_any_format(
     expected = {passage.id: passage for passage in Corpus.open(path).read(Policy("skip"))}
     assert len(expected) == 20
     for ids in (["p7"], ["p19", "p4", "p0"], list(expected)):
-        assert searcher.passages(ids) == {key: expected[key] for key in ids if key in expected}
+        assert searcher.texts.read(ids) == {key: expected[key] for key in ids if key in expected}
     copy = folder / "passages.jsonl"
     assert copy.exists() == (name in ("psgs.tsv.gz", "corpus.jsonl.gz", "corpus.json"))
     again = Searcher(run, folder)
     monkeypatch.setattr(Corpus, "read_located", None)  # it reads the whole corpus
-    assert again.passages(["p7"]) == {"p7": expected["p7"]}
-    assert 0 < again.bytes_read < len(text) / 5
+    assert again.texts.read(["p7"]) == {"p7": expected["p7"]}
+    assert 0 < again.texts.bytes_read < len(text) / 5
     monkeypatch.undo()
     if copy.exists():
         copy.write_bytes(copy.read_bytes().replace(b"line", b"mine"))
-        assert Searcher(run, folder).passages(["p7"]) == {"p7": expected["p7"]}
+        assert Searcher(run, folder).texts.read(["p7"]) == {"p7": expected["p7"]}
 
 
 def test_threads_read_their_own_texts(run: Run, root: Path) -> None:
@@ -680,12 +680,12 @@ def test_a_kept_empty_passage_is_read_by_position(root: Path, tmp_path: Path, mo
     searcher = Searcher(
         run, encode_corpus(run, Corpus.open(path), options=EncodeOptions(on_error="keep"), progress=False).folder
     )
-    searcher.passages(["p0"])
-    read = searcher.bytes_read
+    searcher.texts.read(["p0"])
+    read = searcher.texts.bytes_read
     for reader in ("read_located", "read"):  # both read the whole corpus
         monkeypatch.setattr(Corpus, reader, None)
-    assert searcher.passages(["p0", "p1"]) == {"p0": Passage("p0", "river"), "p1": Passage("p1", "")}
-    assert searcher.bytes_read == 2 * read < path.stat().st_size / 10
+    assert searcher.texts.read(["p0", "p1"]) == {"p0": Passage("p0", "river"), "p1": Passage("p1", "")}
+    assert searcher.texts.bytes_read == 2 * read < path.stat().st_size / 10
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -697,7 +697,7 @@ def test_passages_of_an_unwritable_folder(name: str, root: Path, tmp_path: Path)
     folder = encode_corpus(run, Corpus.open(tmp_path / name), "read-only", progress=False).folder
     before = sorted(path.name for path in folder.iterdir())
     folder.chmod(0o500)
-    passages = Searcher(run, folder).passages(["p3", "p4"])
+    passages = Searcher(run, folder).texts.read(["p3", "p4"])
     folder.chmod(0o700)
     assert {key: passage.id for key, passage in passages.items()} == {"p3": "p3", "p4": "p4"}
     assert all(passage.text for passage in passages.values())

@@ -466,7 +466,7 @@ def test_encoding_and_a_query_read_the_start_of_the_file_once_each(
     folder = encode_corpus(run, Corpus.open(path), "few", progress=False).folder
     assert calls == {"read_sample": 1, "_read_beginning": 1}
     calls.clear()
-    assert Searcher(run, folder).passages(["p3"])["p3"].text == "river 3"
+    assert Searcher(run, folder).texts.read(["p3"])["p3"].text == "river 3"
     assert calls == {"read_sample": 1, "_read_beginning": 1}
 
 
