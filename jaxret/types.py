@@ -295,7 +295,7 @@ class SparseRows:
         return cls(words.astype(word_dtype(vectors.shape[1])), vectors[rows, words], offsets, vectors.shape[1])
 
     @classmethod
-    def joined(cls, parts: Sequence[SparseRows]) -> SparseRows:
+    def concatenate(cls, parts: Sequence[SparseRows]) -> SparseRows:
         """Return the rows of all parts, one part after the other."""
         lengths = np.concatenate([part.word_counts for part in parts])
         words, weights = (np.concatenate([getattr(part, name) for part in parts]) for name in ("words", "weights"))

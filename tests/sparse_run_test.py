@@ -89,7 +89,7 @@ def test_encoding_continues_to_the_same_bytes(root: Path) -> None:
 
 def rows_of(run: Run, folder: Path) -> tuple[np.ndarray, list[str]]:
     encoded_corpus = open_encoded(folder)
-    return SparseRows.joined([shard for _, shard in encoded_corpus]).flat.astype(float), encoded_corpus.ids(
+    return SparseRows.concatenate([shard for _, shard in encoded_corpus]).flat.astype(float), encoded_corpus.ids(
         np.arange(encoded_corpus.total_rows)
     )
 

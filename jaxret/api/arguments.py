@@ -70,13 +70,13 @@ def whole_number(name: str, value: Any, expected: str = "a whole number") -> int
 def checked_questions(texts: Sequence[str]) -> list[str]:
     """Return the questions, normalized like the questions in files."""
 
-    def checked(number: int, text: str) -> str:
+    def check_text(number: int, text: str) -> str:
         try:
             return check_question(text).text
         except ValueError as error:
             raise ValueError(f"queries[{number}]: {error}") from error
 
-    return [checked(number, text) for number, text in enumerate(listed_texts(texts, str, "queries"))]
+    return [check_text(number, text) for number, text in enumerate(listed_texts(texts, str, "queries"))]
 
 
 def checked_passages(texts: Iterable[str | Passage], name: str, first: int = 0) -> Iterator[Passage]:

@@ -176,7 +176,7 @@ class Index:
             require_kind("corpus", corpus, Iterable, "a path, or a list of passages")
             folder = run.workdir.embeddings(name or "passages")
             require_options(run, folder, options)
-            with _written(folder, checked_passages(corpus, "corpus")) as path:
+            with _passages_file(folder, checked_passages(corpus, "corpus")) as path:
                 encode_corpus(run, Corpus.open(path), folder.name, encoding, progress)
             return cls(retriever, folder.name, options)
         require_path("corpus", corpus, "a path, or a list of passages")
@@ -261,7 +261,7 @@ class Index:
             append_corpus(self.retriever.run, Corpus.open(os.fspath(passages)), folder, encoding, progress)
         else:
             total_rows = int(open_encoded(folder, verify=False).firsts[-1])
-            with _written(folder, checked_passages(passages, "passages", total_rows)) as path:
+            with _passages_file(folder, checked_passages(passages, "passages", total_rows)) as path:
                 append_corpus(self.retriever.run, Corpus.open(path), folder, encoding, progress)
         self.refresh()
 
@@ -361,7 +361,7 @@ def _require_search_options(options: Any) -> None:
 
 
 @contextlib.contextmanager
-def _written(folder: Path, passages: Iterable[Passage]) -> Iterator[Path]:
+def _passages_file(folder: Path, passages: Iterable[Passage]) -> Iterator[Path]:
     """Write the passages into a folder as a file in the format of BEIR's corpora, and yield it. Its name is a digest of
     its content, so existing vectors are never replaced. If an error occurs before anything was made from the file, it
     is removed."""

@@ -311,8 +311,8 @@ def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
             copy.require_writable()  # now, not after the work
     for name, holder in holders.items():
         if _addresses_in(holder.value):
-            flags.FLAGS[name].value = _replaced(holder.value, paths)
-    return [_replaced(value, paths) for value in positional]
+            flags.FLAGS[name].value = _replace_addresses(holder.value, paths)
+    return [_replace_addresses(value, paths) for value in positional]
 
 
 def _addresses_in(value: Any) -> list[str]:
@@ -326,10 +326,10 @@ def _addresses_in(value: Any) -> list[str]:
     return [part for part in value.partition("=")[2].split(",") if is_bucket_address(part)]
 
 
-def _replaced(value: Any, paths: Mapping[str, str]) -> Any:
+def _replace_addresses(value: Any, paths: Mapping[str, str]) -> Any:
     """Return the value of a flag or argument with paths for its addresses."""
     if isinstance(value, list):
-        return [_replaced(item, paths) for item in value]
+        return [_replace_addresses(item, paths) for item in value]
     if value in paths:
         return paths[value]
     name, equals, parts = value.partition("=")

@@ -104,7 +104,7 @@ class Policy:
         """Return "skipped 2 records: 1 empty passage (corpus.jsonl:7), ...; noted: ...", or "" if nothing was left
         out."""
         notes = "; ".join(self.describe_notes())
-        return "; ".join(part for part in (self._skipped(), notes and f"noted: {notes}") if part)
+        return "; ".join(part for part in (self._describe_skips(), notes and f"noted: {notes}") if part)
 
     def describe_notes(self) -> list[str]:
         """Return a phrase for each kind of note: how often it occurred, and the first location."""
@@ -117,7 +117,7 @@ class Policy:
             for kind, locations in self.notes.items()
         ]
 
-    def _skipped(self) -> str:
+    def _describe_skips(self) -> str:
         if not self.skip_counts:
             return ""
         total = self.skip_counts.total()

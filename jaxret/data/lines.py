@@ -230,7 +230,7 @@ class _JsonText:
     """A reader of the JSON text of a file. Only the part that is not parsed yet is held in memory."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._parts = path, _decoded(path)
+        self.path, self._parts = path, _decode_file(path)
         self._text, self._position = "", 0  # the text in memory, and the current position in it
         self._line = 1  # number of the line on which the text in memory begins
 
@@ -288,7 +288,7 @@ class _JsonText:
         return size > 0
 
 
-def _decoded(path: Path) -> Iterator[str]:
+def _decode_file(path: Path) -> Iterator[str]:
     """Yield the text of a UTF-8 file, without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     line = 1

@@ -34,7 +34,7 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
         >>> has_answer("The tower is in Paris.", ["paris"]), has_answer("Parisian towers", ["Paris"])
         (True, False)
     """
-    return _matcher(answers, "string")(_joined(text))
+    return _matcher(answers, "string")(_join_tokens(text))
 
 
 class AnswerMatcher:
@@ -42,7 +42,7 @@ class AnswerMatcher:
 
     def __init__(self, match: str = "string") -> None:
         self.match = match
-        self._prepare = lru_cache(_CACHED_PASSAGES)(lambda text: _prepared(text, match))
+        self._prepare = lru_cache(_CACHED_PASSAGES)(lambda text: _prepare_text(text, match))
 
     def __call__(self, texts: Iterable[str], query: Query) -> list[bool]:
         """Return for each text whether it has any of the query's answers. Raises ValueError for an answer that is not
@@ -51,7 +51,7 @@ class AnswerMatcher:
         return [right(self._prepare(text)) for text in texts]
 
 
-def _joined(text: str) -> str:
+def _join_tokens(text: str) -> str:
     return "".join(f"{_SEPARATOR}{token}" for token in tokenize(text)) + _SEPARATOR
 
 
@@ -88,19 +88,19 @@ def answer_ranks(
 
     @lru_cache(_CACHED_PASSAGES)
     def passage(passage_id: str) -> str:
-        return _prepared(passage_texts[passage_id], match)
+        return _prepare_text(passage_texts[passage_id], match)
 
     return {query.id: _first_rank(query, run.get(query.id, ())[:depth], passage, match) for query in queries}
 
 
-def _prepared(text: str, match: str) -> str:
-    return _joined(text) if match == "string" else unicodedata.normalize("NFD", text)
+def _prepare_text(text: str, match: str) -> str:
+    return _join_tokens(text) if match == "string" else unicodedata.normalize("NFD", text)
 
 
 def _matcher(answers: Iterable[str], match: str, error_prefix: str = "") -> Callable[[str], bool]:
-    """Return a function of a `_prepared` text: whether it has any of the answers."""
+    """Return a function of a text from `_prepare_text`: whether it has any of the answers."""
     if match == "string":
-        token_lists = [_joined(answer) for answer in answers]
+        token_lists = [_join_tokens(answer) for answer in answers]
         return lambda text: _occurs(text, token_lists)
     patterns = []
     for answer in filter(str.strip, answers):  # a blank answer occurs nowhere, as in `has_answer`

@@ -130,17 +130,17 @@ def emit_evaluation(
         run=run,
         results=results if evaluation else None,
         queries=evaluation.queries_expected if evaluation else None,
-        measures={name: value for part in (evaluation, answers) if part for name, value in _rounded(part).items()},
+        measures={name: value for part in (evaluation, answers) if part for name, value in _round_means(part).items()},
         cost=cost or {},
     )
 
 
 def emit_table(systems: Systems, path: str | os.PathLike[str] | None = None) -> None:
     """Emit the event of a table of systems. path: the file that it was written to, if any."""
-    emit("table", systems={name: _rounded(evaluation) for name, evaluation in systems.items()}, path=path)
+    emit("table", systems={name: _round_means(evaluation) for name, evaluation in systems.items()}, path=path)
 
 
-def _rounded(evaluation: Evaluation) -> dict[str, float]:
+def _round_means(evaluation: Evaluation) -> dict[str, float]:
     """Return the means as files have them."""
     return {measure: round(value, MEAN_DECIMALS) for measure, value in evaluation.mean.items()}
 

@@ -35,13 +35,13 @@ class _Hits:
         return _Hits(self.ranks[:count], self.gains[:count], self.ideal)
 
 
-def _discounted(gains: Iterable[int], ranks: Iterable[int]) -> float:
+def _discounted_gain(gains: Iterable[int], ranks: Iterable[int]) -> float:
     return math.fsum(gain / math.log2(rank + 1) for gain, rank in zip(gains, ranks))
 
 
 def _ndcg(hits: _Hits, cutoff: int | None) -> float:
     ideal = hits.ideal[:cutoff]
-    return _discounted(hits.gains, hits.ranks) / _discounted(ideal, range(1, len(ideal) + 1))
+    return _discounted_gain(hits.gains, hits.ranks) / _discounted_gain(ideal, range(1, len(ideal) + 1))
 
 
 def _average_precision(hits: _Hits, cutoff: int | None) -> float:

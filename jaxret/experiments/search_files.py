@@ -67,7 +67,7 @@ def search_files(
     for count in evaluation.latency_passages:
         searcher.require_first(count)
     if evaluation.dpr_results:  # they contain texts, whose errors are raised before the search
-        searcher.group.agreed(lambda: searcher.texts.read(()) if searcher.group.leads else None)
+        searcher.group.agree_on(lambda: searcher.texts.read(()) if searcher.group.leads else None)
     outcome = search_queries(searcher, plan, progress)
     if not searcher.group.leads:
         return None

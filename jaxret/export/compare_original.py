@@ -83,13 +83,13 @@ def _different_tokens(run: Run, directory: Path, texts: list[str]) -> str:
         )
         if ids != library_ids:
             difference = (
-                f"their tokenizer makes {_shortened(library_ids)} of {text[:40]!r}..., and ours {_shortened(ids)}"
+                f"their tokenizer makes {_shorten_ids(library_ids)} of {text[:40]!r}..., and ours {_shorten_ids(ids)}"
             )
             return f"{difference}; see post_processor in tokenizer.json, and tokens.end_token"
     return ""
 
 
-def _shortened(ids: list[int]) -> str:
+def _shorten_ids(ids: list[int]) -> str:
     return f"{len(ids)} ids ({', '.join(map(str, ids[:4]))} ... {', '.join(map(str, ids[-2:]))})"
 
 

@@ -204,7 +204,7 @@ def pooled_state(graph: Graph, states: str, token: str) -> str:
     return graph("Div", total, graph("Max", graph("ReduceSum", real, graph.integers(1), keepdims=0), graph.number(1.0)))
 
 
-def normalized(graph: Graph, x: str) -> str:
+def add_normalization(graph: Graph, x: str) -> str:
     """Add x scaled to length 1, and return its name."""
     squares = graph("ReduceSum", graph("Mul", x, x), graph.integers(-1), keepdims=1)
     return graph("Div", x, graph("Sqrt", graph("Max", squares, graph.number(1e-24))))

@@ -39,7 +39,7 @@ def sample_tokens(run: Run, side: Side) -> Ragged:
 def padded_inputs(run: Run, side: Side, tokens: Ragged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (ids, mask of real tokens, mask of tokens that can be attended to), all [rows,T]."""
     ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()), run.tokenizer.pad_id)
-    side_tokens = run.model.module.head.attended(Tokens(jnp.asarray(ids), jnp.asarray(mask)), side)
+    side_tokens = run.model.module.head.attention_tokens(Tokens(jnp.asarray(ids), jnp.asarray(mask)), side)
     return ids, mask, np.asarray(side_tokens.mask)
 
 

@@ -85,7 +85,7 @@ def write_graph(run: Run, config: Any, side: Side, form: VectorForm | None, path
             x = onnx_graph.pooled_state(graph, x, form.token)
         for number, matrix in enumerate(form.projections):
             x = graph.dense(x, f"projection{number or ''}", {"kernel": matrix})
-        x = onnx_graph.normalized(graph, x) if run.config.normalize else x
+        x = onnx_graph.add_normalization(graph, x) if run.config.normalize else x
         name, size = (TOKENS_OUTPUT if form.token == EVERY_TOKEN else VECTOR_OUTPUT), run.model.uncut.dimension
         graph("Identity", x, name=name)
         outputs[name] = ["batch", "sequence", size] if form.token == EVERY_TOKEN else ["batch", size]

@@ -164,7 +164,7 @@ def cut_encoded(
     result = EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None, warnings)
     keep_result(run, folder.name, result)
     publish(folder)
-    return _emitted(result, manifest)
+    return _emit_result(result, manifest)
 
 
 def _text_warnings(run: Run, encoded_name: str) -> list[RunWarning]:
@@ -177,7 +177,7 @@ def _text_warnings(run: Run, encoded_name: str) -> list[RunWarning]:
     return [warning for warnings in lists for warning in warnings if warning.kind not in SHARD_WARNINGS]
 
 
-def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:
+def _emit_result(result: EncodeResult, manifest: Manifest) -> EncodeResult:
     """Return a result after emitting its event."""
     emit(
         "encoding",
@@ -292,7 +292,7 @@ def encode_source(
         timing=timing,
         warnings=tuple(warnings),
     )
-    return _emitted(result, manifest)
+    return _emit_result(result, manifest)
 
 
 def shard_warnings(folder: Path, manifest: Manifest, log: Callable[[str], None]) -> list[RunWarning]:

@@ -113,7 +113,7 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, dtype
     per_passage = run.model.vectors_per_passage
     if per_passage is not None:
         return max(1, min(rows, vectors // per_passage))
-    passages = source.tokenized(run, progress, job_log(progress)).passages
+    passages = source.open_tokens(run, progress, job_log(progress)).passages
     parts = np.array_split(np.arange(len(passages)), -(-len(passages) // COUNT_BLOCK))
     counts = np.concatenate([run.model.vector_counts(passages.take(part), "passage") for part in parts])
     return rows_within(counts, rows, vectors)

@@ -62,10 +62,10 @@ class Passages:
         self.folder, self._sha256 = folder, sha256
         self._open_corpus(trusted=True, corpus=corpus)
         self._file = self.corpus.file  # the file whose lines are read: the corpus, or its copy
-        self._copied = (
+        self._is_copy = (
             not self._file.in_lines or self._file.format.passages is None or bool(detect_compression(self._file.path))
         )
-        if self._copied:
+        if self._is_copy:
             self._file = DataFile(folder / "passages.jsonl", FORMATS_BY_NAME["beir.texts"], "lines")
         self.bytes_read = 0  # bytes of the corpus or its copy that were read at positions from the index
         self._folder: TemporaryFolder | None = None  # folder of the lines that were read last
@@ -114,7 +114,7 @@ class Passages:
         if self._index is None:
             self._index = self._read_offsets()
         if self._index is None:
-            if self._copied and not self._copy():
+            if self._is_copy and not self._copy():
                 return {passage.id: passage for passage in self.corpus.read(Policy("skip")) if passage.id in ids}
             self._index = self._make_offsets()
         # The file may be the copy, which has just been verified or made.
@@ -150,7 +150,7 @@ class Passages:
             record = read_shard_json(self.folder / "passages.json")
             if record["corpus"] != self.corpus.stat() or record["sha256_index"] != sha256_file(path):
                 return None
-            if self._copied and record["sha256_copy"] != sha256_file(self._file.path):
+            if self._is_copy and record["sha256_copy"] != sha256_file(self._file.path):
                 return None
             hashes, starts, ends = map_array(path)
             return PassageOffsets(hashes, starts, ends, record["head"])
@@ -185,7 +185,7 @@ class Passages:
             with atomic_write(path, "wb") as file:
                 np.save(file, table, allow_pickle=False)
             record = {"corpus": self.corpus.stat(), "head": head, "sha256_index": sha256_file(path)}
-            copy = {"sha256_copy": sha256_file(self._file.path)} if self._copied else {}
+            copy = {"sha256_copy": sha256_file(self._file.path)} if self._is_copy else {}
             write_json(self.folder / "passages.json", with_digest(record | copy))
         except StorageError:  # the folder cannot be written: the index stays in memory
             pass

@@ -13,7 +13,7 @@ from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus, find_vectors_to_cut
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.parallel.progress import print_line
-from jaxret.runs.ray_cluster import RETRIES, EngineOptions, RunOpening, connected, describe_workers
+from jaxret.runs.ray_cluster import RETRIES, EngineOptions, RunOpening, connect_to_cluster, describe_workers
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def encode_by_ray(job: EncodeJob, engine: EngineOptions) -> None:
         ValueError: a worker ended with an error that every other worker would also have.
         RuntimeError: every worker died more than RETRIES times.
     """
-    with connected(engine) as ray:
+    with connect_to_cluster(engine) as ray:
         remote_encode = ray.remote(max_retries=RETRIES, retry_exceptions=False, **engine.worker_resources())(
             EncodeJob.encode
         )

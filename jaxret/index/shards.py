@@ -155,13 +155,13 @@ class ShardWriter:
         for path in announcement_files(self.folder):
             self._entry(path)
 
-    def announced(self) -> bool:
+    def is_announced(self) -> bool:
         """Return whether the folder records the fingerprint of its shards. Raises ContractError if it differs."""
         return any(self._entry(path) for path in announcement_files(self.folder))
 
     def announce(self, work: Path | None = None) -> None:
         """Record the fingerprint before the first shard is written, so that the shards of different jobs never mix."""
-        if not self.announced():
+        if not self.is_announced():
             write_json(self.folder / ANNOUNCEMENT_FILE, with_digest(self.settings), work)
 
     def withdraw_announcement(self) -> None:
@@ -253,12 +253,12 @@ class ShardWriter:
                 "run encode again to write them"
             )
         manifest = self.manifest()
-        if not self.finished():
+        if not self.is_finished():
             _remove(self.folder / ANNOUNCEMENT_FILE, work)  # every shard has the fingerprint
             write_json(self.folder / "manifest.json", with_digest(vars(manifest)), work)
         return manifest
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Return whether the manifest exists and describes the shards. Digests of shards are not compared."""
         contents = read_entry(self.folder / "manifest.json")
         return contents is not None and not self.pending(verify=False) and contents == vars(self.manifest())

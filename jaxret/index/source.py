@@ -25,7 +25,7 @@ class CorpusSource:
     scan: CorpusScan
     texts: TokenizedCorpus | None  # tokens from a store; None: the corpus is not tokenized yet
 
-    def tokenized(self, run: Run, progress: bool, log: Log) -> TokenizedCorpus:
+    def open_tokens(self, run: Run, progress: bool, log: Log) -> TokenizedCorpus:
         """Return the tokens of the corpus from a store, for steps that need the whole corpus at once. Make the store if
         it does not exist."""
         if self.texts is None:

@@ -215,7 +215,7 @@ class EncodeWorker:
 def announce(writer: ShardWriter, leases: Leases) -> None:
     """Record the fingerprint of the folder, unless it is recorded. One job writes it, before any job has a shard."""
     leases.refresh()
-    while not writer.announced():
+    while not writer.is_announced():
         lease = leases.claim("begun")
         if lease:
             lease.publish(partial(writer.announce, lease.work))
@@ -235,7 +235,7 @@ def finish_encoding(writer: ShardWriter, leases: Leases, source: CorpusSource) -
         writer.finish(work)
         remove_leftovers(folder, OLD_LEFTOVERS)
 
-    while not writer.finished() or read_entry(folder / "corpus.json") != corpus_entry:
+    while not writer.is_finished() or read_entry(folder / "corpus.json") != corpus_entry:
         lease = leases.claim("manifest")
         if lease and lease.publish(partial(publish, lease.work)):
             break

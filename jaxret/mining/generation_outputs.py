@@ -81,12 +81,12 @@ def write_expanded_corpus(queries: GeneratedQueries, folder: Path, work: Path) -
     path = folder / EXPANDED_CORPUS
     path.parent.mkdir(exist_ok=True)
 
-    def expanded() -> Iterator[str]:
+    def expanded_lines() -> Iterator[str]:
         for passage, texts in queries.passages():
             longer = replace(passage, text=" ".join([passage.text, *texts]))
             yield _line(_id=longer.id, title=longer.title, text=longer.text)
 
-    _write_lines(path, work, expanded())
+    _write_lines(path, work, expanded_lines())
     return [path]
 
 

@@ -55,7 +55,7 @@ class RetrieverModule(nn.Module):
     def __call__(self, tokens: Tokens, side: Side, train: bool, labels: jax.Array | None = None) -> Embeddings:
         encoder, tokens = self._encoder(side), self._read_marks(tokens)
         head = self.head if self.tied else getattr(self, f"{side}_head")
-        hidden = encoder(head.attended(tokens, side), head.selection(side), train, head.prefix_tokens(side))
+        hidden = encoder(head.attention_tokens(tokens, side), head.selection(side), train, head.prefix_tokens(side))
         embeddings = head(hidden, HeadInput(side, replace(tokens, packing=None), encoder, train, labels))
         # Everything after the encoder is float32, because different scores of bfloat16 vectors would often be equal.
         embeddings = replace(embeddings, vectors=embeddings.vectors.astype(jnp.float32))
@@ -287,10 +287,10 @@ def make_retriever_model(config: ConfigDict, shapes: EncoderConfig) -> Retriever
     if problem:
         raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
     compute = check_compute(config, shapes)
-    if config.encoder.attention != "plain" and head.unattended():
+    if config.encoder.attention != "plain" and head.unattended_tokens():
         raise ValueError(
             f"encoder.attention is {config.encoder.attention!r}, whose kernel computes only tokens that other tokens "
-            f"attend to, not {head.unattended()}: use 'plain'"
+            f"attend to, not {head.unattended_tokens()}: use 'plain'"
         )
     module = RetrieverModule(
         config=shapes,

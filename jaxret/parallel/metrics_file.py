@@ -54,7 +54,7 @@ class MetricsFile:
             name: Gauge(f"jaxret_job_{name}", text, ["verb", *labels.get(name, ())], registry=self._registry)
             for name, text in texts.items()
         }
-        self._next, self._failed = 0.0, False
+        self._next, self._has_failed = 0.0, False
         self.set("status", -1)
         self.write()
 
@@ -73,9 +73,9 @@ class MetricsFile:
         try:
             write_to_textfile(self._path, self._registry)
         except OSError as error:  # the job is more important than this file
-            if not self._failed:
+            if not self._has_failed:
                 print(f"--prometheus={self._path} is not written ({error}); the job continues", file=sys.stderr)
-            self._failed = True
+            self._has_failed = True
 
 
 def start_metrics_file(path: str, verb: str) -> None:

@@ -53,22 +53,22 @@ class CompiledProgram:
         return sum(self.memory.values())
 
     @property
-    def moved(self) -> float:
+    def bytes_moved(self) -> float:
         """The bytes of the results of all collectives."""
         return sum((collective.times * collective.bytes for collective in self.collectives), 0.0)
 
     @property
-    def sent(self) -> float:
+    def bytes_sent(self) -> float:
         """A lower bound of the bytes that the device sends."""
         return sum((collective.times * collective.sent for collective in self.collectives), 0.0)
 
     @property
-    def overlapped(self) -> float:
+    def overlap(self) -> float:
         """The share of `sent` that XLA's schedule sends while the device computes products."""
         overlap = sum(
             (collective.times * collective.sent for collective in self.collectives if collective.overlapped), 0.0
         )
-        return overlap / max(self.sent, 1.0)
+        return overlap / max(self.bytes_sent, 1.0)
 
 
 class CompileError(RuntimeError):
@@ -110,7 +110,7 @@ def _run_compiler(folder: Path, topology: Topology) -> str:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
         try:
             end = time.monotonic() + COMPILE_SECONDS
-            while child.poll() is None and not _dumped(folder / "dump", _LAST_FILE):
+            while child.poll() is None and not _largest_dump(folder / "dump", _LAST_FILE):
                 if time.monotonic() > end:
                     raise CompileError(f"{topology}: the compiler took longer than {COMPILE_SECONDS} s")
                 time.sleep(0.1)
@@ -118,7 +118,7 @@ def _run_compiler(folder: Path, topology: Topology) -> str:
             child.kill()  # the dump is complete; on SIGTERM, libtpu would print pages of text
             child.wait()
     log = (folder / "stderr.txt").read_text(errors="replace")
-    if not _dumped(folder / "dump", _LAST_FILE):
+    if not _largest_dump(folder / "dump", _LAST_FILE):
         raise CompileError(f"{topology}: {failure_reason(log)}")
     logs = [path.read_text(errors="replace") for path in sorted(folder.glob("logs/*")) if not path.is_symlink()]
     return "\n".join([log, *logs])
@@ -134,7 +134,7 @@ def failure_reason(log: str) -> str:
     )
 
 
-def _dumped(dump: Path, suffix: str) -> Path | None:
+def _largest_dump(dump: Path, suffix: str) -> Path | None:
     """Return the largest file of the dump with this suffix, because JAX also compiles small programs."""
     return max(dump.glob(f"*{suffix}"), key=lambda path: path.stat().st_size, default=None)
 
@@ -143,7 +143,7 @@ def read_dump(folder: Path, devices: int, log: str) -> CompiledProgram:
     """Read a `CompiledProgram` from its dump. Raises CompileError if a file of the dump is missing."""
     texts = {}
     for suffix in ("after_optimizations.txt", "buffer-assignment.txt"):
-        path = _dumped(folder / "dump", suffix)
+        path = _largest_dump(folder / "dump", suffix)
         if path is None:
             raise CompileError(f"the compiler wrote no {suffix}")
         texts[suffix] = path.read_text()

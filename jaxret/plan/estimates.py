@@ -104,7 +104,7 @@ def lower_bound(
     chip = topology.chip
     parts = {"arithmetic": arithmetic(kinds, topology), "memory": traffic / chip.bandwidth}
     if executable is not None:
-        parts["links"] = executable.sent / chip.link
+        parts["links"] = executable.bytes_sent / chip.link
     return {**parts, "seconds": max(parts.values())}
 
 
@@ -135,9 +135,9 @@ def device_memory(
 def compiled_values(executable: CompiledProgram) -> PlanValues:
     return {
         "collectives": [asdict(entry) for entry in sorted(executable.collectives, key=lambda c: -c.times * c.bytes)],
-        "collective_bytes": executable.moved,
-        "sent_bytes": executable.sent,
-        "overlapped": executable.overlapped,
+        "collective_bytes": executable.bytes_moved,
+        "sent_bytes": executable.bytes_sent,
+        "overlapped": executable.overlap,
         "device_flops": executable.flops,
         "warnings": list(executable.warnings),
     }

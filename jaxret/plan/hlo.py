@@ -34,7 +34,7 @@ class Instruction:
     operands: tuple[str, ...]  # names of the operands
     text: str  # text from the opcode on
 
-    def called(self, key: str) -> str:
+    def callee(self, key: str) -> str:
         match = re.search(rf"\b{key}=%?([\w.\-]+)", self.text)
         return match[1] if match else ""
 
@@ -100,7 +100,7 @@ def _count_runs(module: HloModule, name: str, times: int) -> None:
     module.times[name] += times
     for instruction in module.computations[name].values():
         if instruction.opcode == "while":
-            body, length = instruction.called("body"), trip_count(module, name, instruction)
+            body, length = instruction.callee("body"), trip_count(module, name, instruction)
             earlier_times = module.times.copy()
             _count_runs(module, body, times * (1 if length is None else length))
             if length is None and any(_matters(module, name) for name in module.times - earlier_times):
@@ -128,7 +128,7 @@ def branches(conditional: Instruction) -> list[str]:
     match = re.search(r"branch_computations=\{([^}]*)\}", conditional.text)
     if match:
         return re.findall(r"[\w.\-]+", match[1])
-    return [conditional.called("true_computation"), conditional.called("false_computation")]
+    return [conditional.callee("true_computation"), conditional.callee("false_computation")]
 
 
 def trip_count(module: HloModule, caller: str, loop: Instruction) -> int | None:
@@ -140,7 +140,7 @@ def trip_count(module: HloModule, caller: str, loop: Instruction) -> int | None:
     annotation = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text)
     if annotation:
         return int(annotation[1])
-    condition = module.computations[loop.called("condition")]
+    condition = module.computations[loop.callee("condition")]
     constants = {name: value for name, entry in condition.items() if (value := _constant(entry)) is not None}
     comparisons = (entry for entry in condition.values() if entry.opcode == "compare" and "direction=LT" in entry.text)
     compare = next(comparisons, None)
@@ -218,7 +218,7 @@ def collectives(module: HloModule, devices: int) -> list[Collective]:
         group = _group(instruction.text, devices)
         name = _attribute(r'op_name="([^"]*)"', instruction.text)
         dtypes = tuple(sorted({kind for kind, _ in results}))
-        collective = Collective(kind, dtypes, times, total, _sent(kind, total, group), group, name, False)
+        collective = Collective(kind, dtypes, times, total, _bytes_sent(kind, total, group), group, name, False)
         key: tuple[str, ...] = (instruction.name,)
         if kind == "all-gather":
             chain = _attribute(r'chain_id="(\d+)"', instruction.text)
@@ -247,7 +247,7 @@ def _has_product(module: HloModule, name: str, instruction: Instruction) -> bool
     """Return whether an instruction is a product, or calls one."""
     if _flops(module.computations[name], instruction):
         return True
-    callees = [instruction.called("calls"), instruction.called("body"), *branches(instruction)]
+    callees = [instruction.callee("calls"), instruction.callee("body"), *branches(instruction)]
     return any(
         _has_product(module, callee, inner)
         for callee in callees
@@ -274,7 +274,7 @@ def _group(text: str, devices: int) -> int:
     return 2 if "source_target_pairs={{" in text else devices
 
 
-def _sent(kind: str, result: float, group: int) -> float:
+def _bytes_sent(kind: str, result: float, group: int) -> float:
     """Return a lower bound of the bytes that a device sends, for a result of `result` bytes."""
     remote_share = (group - 1) / group
     return result * {"all-reduce": 2 * remote_share, "reduce-scatter": group - 1, "collective-permute": 1}.get(

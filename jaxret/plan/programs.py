@@ -68,7 +68,7 @@ class Shapes:
     packed_queries: Sequence[int] | None = None  # (rows, width) for every chunk of a device; None: not packed
     packed_passages: Sequence[int] | None = None  # the same for passages
 
-    def computed(self, bins: int) -> int:
+    def computed_tokens(self, bins: int) -> int:
         """Return the number of tokens that encoders compute for a batch in `bins` parts."""
         if self.packed_queries and self.packed_passages:
             return bins * (math.prod(self.packed_queries) + math.prod(self.packed_passages))
@@ -234,7 +234,7 @@ def search_program(
     on_all_devices, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(ROW_AXIS))
     shape, precision = (retriever.vectors_per_passage, retriever.dimension), find_precision(load.precision)
     layout = plan_cells(passages, shape, precision, mesh.size, platform or platform_of(mesh))
-    abstract_vectors = partial(_compressed, retriever.dimension, load.precision)
+    abstract_vectors = partial(_abstract_vectors, retriever.dimension, load.precision)
     queries = abstract_vectors(on_all_devices, QUERY_ROWS)
     vectors = abstract_vectors(split, layout.cells, layout.size * layout.width)
     rows = jax.ShapeDtypeStruct((), jnp.int32, sharding=on_all_devices)
@@ -255,7 +255,7 @@ def list_search_program(
     length = padded_length(config.tokens.passage_length)
     _, rows, _ = next(plan_batches(np.full(BLOCK_ROWS, length), BLOCK_ROWS, 1))
     queries = power_of_two(QUERY_ROWS // (config.tokens.query_length if retriever.late_interaction else 1))
-    abstract_vectors = partial(_compressed, retriever.dimension, load.precision, where)
+    abstract_vectors = partial(_abstract_vectors, retriever.dimension, load.precision, where)
     owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=where)
     mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=where)
     lists = abstract_vectors(QUERY_ROWS), owner, abstract_vectors(rows, length), mask
@@ -265,7 +265,7 @@ def list_search_program(
     )
 
 
-def _compressed(dimension: int, precision: str, where: Any, *shape: int) -> Compressed:
+def _abstract_vectors(dimension: int, precision: str, where: Any, *shape: int) -> Compressed:
     """Return abstract vectors with a shape and a precision."""
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

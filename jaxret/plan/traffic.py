@@ -50,10 +50,10 @@ def _computation_traffic(module: HloModule, name: str) -> float:
             length = trip_count(module, name, instruction)
             if length is None:
                 return math.inf
-            total += (length + 1) * _computation_traffic(module, instruction.called("condition"))
-            total += length * _computation_traffic(module, instruction.called("body")) if length else 0.0
+            total += (length + 1) * _computation_traffic(module, instruction.callee("condition"))
+            total += length * _computation_traffic(module, instruction.callee("body")) if length else 0.0
         elif instruction.opcode == "call":
-            total += _computation_traffic(module, instruction.called("to_apply"))
+            total += _computation_traffic(module, instruction.callee("to_apply"))
         elif instruction.opcode == "conditional":
             total += max(_computation_traffic(module, branch) for branch in branches(instruction))
     return total
@@ -67,7 +67,7 @@ def _instruction_traffic(module: HloModule, name: str, instruction: Instruction)
         return sum((_main_bytes(shape) for shape in _SHAPE.findall(instruction.shape)[:2]), 0.0)
     computation = module.computations[name]
     operands = [computation[operand].shape if operand in computation else "" for operand in instruction.operands]
-    if inside := module.computations.get(instruction.called("calls")):  # a fusion, or an asynchronous computation
+    if inside := module.computations.get(instruction.callee("calls")):  # a fusion, or an asynchronous computation
         cache: _Cache = {}
         read = sum((_bytes_read(module, inside, number, shape, cache) for number, shape in enumerate(operands)), 0.0)
         return read + _bytes_written(inside, instruction.shape if kind == "fusion" else _root(inside).shape)
@@ -90,12 +90,12 @@ def _bytes_read(module: HloModule, inside: dict[str, Instruction], number: int, 
         inside: computation of the fusion.
         number: number of the operand.
         shape: shape of the operand.
-        cache: results of `_used`.
+        cache: results of `_numbers_needed`.
     """
     parameter = _parameter(inside, number)
     if parameter is None or not _main_bytes(shape):
         return 0.0
-    used_count = _used(module, inside, parameter.name, _count(_root(inside)), cache)
+    used_count = _numbers_needed(module, inside, parameter.name, _count(_root(inside)), cache)
     return _bytes(shape) * min(1.0, used_count / max(1, _count(parameter)))
 
 
@@ -104,7 +104,7 @@ def _parameter(inside: dict[str, Instruction], number: int) -> Instruction | Non
     return next(parameters, None)
 
 
-def _used(module: HloModule, inside: dict[str, Instruction], name: str, count: int, cache: _Cache) -> int:
+def _numbers_needed(module: HloModule, inside: dict[str, Instruction], name: str, count: int, cache: _Cache) -> int:
     """Return how many numbers of the array `name` a fusion needs for `count` numbers of its result.
 
     Results are cached, because the number of paths from an array to the result is exponential.
@@ -124,13 +124,13 @@ def _used_by_all(module: HloModule, inside: dict[str, Instruction], name: str, c
         elif user.opcode == "dynamic-update-slice" and position == 0:
             pass
         elif user.opcode == "fusion":
-            within = module.computations[user.called("calls")]
+            within = module.computations[user.callee("calls")]
             parameter = _parameter(within, position)
             if parameter:
-                results = _used(module, inside, user.name, count, cache)
-                total += _used(module, within, parameter.name, results, cache)
+                results = _numbers_needed(module, inside, user.name, count, cache)
+                total += _numbers_needed(module, within, parameter.name, results, cache)
         elif _count(user) == _count(inside[name]) and user.opcode not in _WHOLE:
-            total += _used(module, inside, user.name, count, cache)
+            total += _numbers_needed(module, inside, user.name, count, cache)
         else:
             return _count(inside[name])
     return total

@@ -190,7 +190,7 @@ def measure_batches(
             for side in zip(*packings)
         )
         shapes, computed_tokens = replace(shapes, packed_queries=queries, packed_passages=passages), packed_tokens
-    share = computed_tokens / shapes.computed(packer.bins)
+    share = computed_tokens / shapes.computed_tokens(packer.bins)
     counts = [float(tokens * config.train.accumulate) for tokens in (padded_tokens, packed_tokens, real)]
     return Workload(shapes, steps, len(data), counts[0], counts[1], counts[2], float(share))
 

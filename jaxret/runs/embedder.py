@@ -129,7 +129,7 @@ class Embedder:
         key = self.retriever.uncut, self.mesh, side
         if key not in self.program_cache:
 
-            def filled(embeddings: Embeddings) -> jax.Array:
+            def fill_missing(embeddings: Embeddings) -> jax.Array:
                 # Fill missing vectors with a copy of vector 0: the maximum over vectors is unchanged. This is a gather
                 # and not a `where`, because XLA computes the two expressions of a `where` separately, and their last
                 # bits may differ.
@@ -137,7 +137,7 @@ class Embedder:
                 return jnp.take_along_axis(embeddings.vectors, vector_rows[..., None], axis=1)
 
             self.program_cache[key] = Program(
-                self.sharded_encode(side, filled),
+                self.sharded_encode(side, fill_missing),
                 in_shardings=(shardings(self.mesh, self.params), row_sharding(self.mesh)),
                 out_shardings=replicated_sharding(self.mesh),
             )
@@ -203,9 +203,9 @@ class Embedder:
                 flight.append((vectors, rows, batch))
                 advance(len(rows))
                 if len(flight) > IN_FLIGHT:
-                    yield from _received(flight)
+                    yield from _receive_batch(flight)
         while flight:
-            yield from _received(flight)
+            yield from _receive_batch(flight)
 
     def _room(self, texts: Ragged, side: Side) -> _Vectors | _SparseVectors:
         if self.retriever.sparse:
@@ -270,10 +270,10 @@ class _SparseVectors:
         self.missing_texts -= len(rows)
 
     def complete(self) -> SparseRows:
-        return SparseRows.joined(self.batches).take(np.argsort(np.concatenate(self.rows)))
+        return SparseRows.concatenate(self.batches).take(np.argsort(np.concatenate(self.rows)))
 
 
-def _received(flight: deque[tuple[_Vectors | _SparseVectors, np.ndarray, jax.Array]]) -> Iterator[TextVectors]:
+def _receive_batch(flight: deque[tuple[_Vectors | _SparseVectors, np.ndarray, jax.Array]]) -> Iterator[TextVectors]:
     """Store the oldest batch in flight, and yield the vectors of its part if it is now complete."""
     vectors, rows, batch = flight.popleft()
     vectors.store(rows, np.asarray(batch))

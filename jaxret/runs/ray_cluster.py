@@ -57,7 +57,7 @@ class EngineOptions:
 
 
 @contextmanager
-def connected(options: EngineOptions) -> Iterator[Any]:
+def connect_to_cluster(options: EngineOptions) -> Iterator[Any]:
     """Yield the module ray, connected to a cluster. At the end it disconnects, which ends this job's workers.
 
     Raises ValueError if Ray is not installed, and ConnectionError if nothing answers at the cluster's address.
@@ -215,11 +215,14 @@ def _start_empty(state: dict[str, Any]) -> None:
 def ray_workers(
     options: EngineOptions, platform: str = "", attention: str | None = None
 ) -> Iterator[RayWorkers | None]:
-    """Yield the workers of a Ray cluster, or None if the options have no engine. Raises the errors of `connected`."""
+    """Yield the workers of a Ray cluster, or None if the options have no engine.
+
+    Raises the errors of `connect_to_cluster`.
+    """
     if not options.engine:
         yield None
         return
-    with connected(options) as ray:
+    with connect_to_cluster(options) as ray:
         describe_workers(ray, options)
         yield RayWorkers(ray, options, platform, attention)
 

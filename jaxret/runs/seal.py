@@ -36,7 +36,7 @@ def write_sealed(workdir: Workdir, values: Mapping[Path, Any]) -> None:
         _name(workdir, path): sha256_bytes(value.encode()) if isinstance(value, str) else sha256_json(value)
         for path, value in values.items()
     }
-    old = {_name(workdir, path): _digest(workdir, path) for path in _sealed(workdir)}
+    old = {_name(workdir, path): _digest(workdir, path) for path in _sealed_files(workdir)}
     new = old | names
     _write(workdir, {name: [old.get(name), digest] for name, digest in new.items()})
     for path, value in values.items():
@@ -68,7 +68,7 @@ def _problem(workdir: Workdir) -> str:
         content = read_with_digest(workdir.seal)
     except ValueError:
         return f"{workdir.seal} is damaged or was edited; {remedy}"
-    paths = {_name(workdir, path): path for path in _sealed(workdir)}
+    paths = {_name(workdir, path): path for path in _sealed_files(workdir)}
     for name in sorted(paths.keys() | content["files"].keys()):
         digests = content["files"].get(name, [])
         if name not in paths:
@@ -86,7 +86,7 @@ def _write(workdir: Workdir, files: Mapping[str, list[str | None]]) -> None:
     write_json(workdir.seal, with_digest({"files": files}))
 
 
-def _sealed(workdir: Workdir) -> list[Path]:
+def _sealed_files(workdir: Workdir) -> list[Path]:
     records = (workdir.config, workdir.contract, workdir.data, workdir.environment, workdir.parameters, workdir.history)
     encoder = sorted(path for path in workdir.encoder.glob("*") if path.is_file() and not path.name.startswith("."))
     return [path for path in records if path.exists()] + encoder

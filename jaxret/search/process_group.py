@@ -47,7 +47,7 @@ class ProcessGroup:
         """Return whether this process reads passage ids, prints and writes."""
         return self.number == 0
 
-    def agreed(self, make: Callable[[], T]) -> T:
+    def agree_on(self, make: Callable[[], T]) -> T:
         """Return the result of `make`. If it raises in one process, every process raises the error (`agreement`)."""
         with agreement() if self.count > 1 else nullcontext():
             return make()
@@ -71,7 +71,7 @@ class ProcessGroup:
         """
         if self.count == 1:
             return make()
-        vectors = self.agreed(lambda: make() if self.leads else None)
+        vectors = self.agree_on(lambda: make() if self.leads else None)
         offsets = _of_first(None if vectors is None else vectors.offsets, np.int64)
         if sparse:
             words = _of_first(vectors.words if isinstance(vectors, SparseRows) else None, word_dtype(dimension))
@@ -80,7 +80,7 @@ class ProcessGroup:
         flat = _of_first(vectors.flat if isinstance(vectors, Ragged) else None, np.float32)
         return Ragged(flat.reshape(-1, dimension), offsets)
 
-    def merged(self, result: SearchResult, width: int) -> SearchResult:
+    def merge(self, result: SearchResult, width: int) -> SearchResult:
         """Return the best passages of all ranges, the same in every process.
 
         `result` has the best passages of this process's range. `width` is the number of passages to return for each
@@ -109,7 +109,7 @@ class SeparateRange(ProcessGroup):
 
     settings: Mapping[str, Any] = field(default_factory=dict)  # the settings that all ranges must have
 
-    def agreed(self, make: Callable[[], T]) -> T:
+    def agree_on(self, make: Callable[[], T]) -> T:
         return make()
 
     def require_same(self, settings: Mapping[str, Any]) -> None:

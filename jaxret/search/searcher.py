@@ -170,14 +170,14 @@ class Searcher:
         # These values must be the same in all processes that search together.
         self.settings = {**asdict(replace(options, workers=None)), **digests}
         self.group.require_same(self.settings)
-        self.encoded_corpus = self.group.agreed(
+        self.encoded_corpus = self.group.agree_on(
             lambda: open_encoded_by(run, folder, (self.group.number, self.group.count))
         )
         if options.dimension or self.encoded_corpus.dimension != run.model.dimension:
             self._cut(options.dimension or self.encoded_corpus.dimension)
         if self.filters:
-            self.group.agreed(lambda: matching_rows(self.encoded_corpus, self.filters) if self.group.leads else None)
-            self.encoded_corpus = self.group.agreed(
+            self.group.agree_on(lambda: matching_rows(self.encoded_corpus, self.filters) if self.group.leads else None)
+            self.encoded_corpus = self.group.agree_on(
                 lambda: self.encoded_corpus.select(matching_rows(self.encoded_corpus, self.filters))
             )
         if not self.encoded_corpus.total_rows:
@@ -191,7 +191,7 @@ class Searcher:
         if self.group.count != 1:
             self.first_row, self._local_corpus = self.encoded_corpus.in_range(self.group.number, self.group.count)
         self._corpus: Any = self._local_corpus
-        self.group.agreed(lambda: self._open_vectors(options, many))
+        self.group.agree_on(lambda: self._open_vectors(options, many))
         self.embedder = self.run.embedder()
         self.texts = PassageTexts(self.encoded_corpus, self.max_passage)
 
@@ -347,14 +347,14 @@ class Searcher:
             search_rows = functools.partial(self._search_rows, progress=progress)
             result = best_documents(
                 search_rows,
-                lambda rows: self.group.agreed(lambda: corpus.ids(rows)),
+                lambda rows: self.group.agree_on(lambda: corpus.ids(rows)),
                 vectors,
                 k,
                 self.encoded_corpus.total_rows,
             )
         else:
             result = self._search_rows(vectors, k, progress)
-        ids = self.group.agreed(lambda: corpus.ids(result.rows.reshape(-1)) if self.group.leads else [])
+        ids = self.group.agree_on(lambda: corpus.ids(result.rows.reshape(-1)) if self.group.leads else [])
         if self.max_passage:
             ids = [document_id(key) for key in ids]
         width = result.rows.shape[1]
@@ -362,8 +362,8 @@ class Searcher:
 
     def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
         """Return the best passages of all processes for the vectors of each query."""
-        local_result = self.group.agreed(lambda: self.search_own(vectors, k, progress))
-        return self.group.merged(local_result, min(k, self.encoded_corpus.total_rows))
+        local_result = self.group.agree_on(lambda: self.search_own(vectors, k, progress))
+        return self.group.merge(local_result, min(k, self.encoded_corpus.total_rows))
 
     def search_own(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
         """Return the best passages among this process's rows, with rows of the whole corpus."""

@@ -28,9 +28,9 @@ def json_by_parts(value: Any, depth: int = _DEPTH) -> str:
     if depth and isinstance(value, list):
         return f"[{','.join(json_by_parts(item, depth - 1) for item in value)}]"
     if depth and isinstance(value, dict):
-        return f"{{{','.join(f'{_encoded(key)}:{json_by_parts(item, depth - 1)}' for key, item in value.items())}}}"
-    return _encoded(value)
+        return f"{{{','.join(f'{_encode_json(key)}:{json_by_parts(item, depth - 1)}' for key, item in value.items())}}}"
+    return _encode_json(value)
 
 
-def _encoded(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

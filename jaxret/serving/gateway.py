@@ -172,7 +172,7 @@ class Gateway:
     async def _unless_gone(self, request: Request, answer: Awaitable[Response]) -> Response | None:
         """Await an answer. If the client disconnects first, cancel it and return None."""
         answer_task = asyncio.ensure_future(answer)
-        disconnect_task = asyncio.ensure_future(_disconnected(request.receive))
+        disconnect_task = asyncio.ensure_future(_wait_for_disconnect(request.receive))
         try:
             async with asyncio.timeout(self._options.answer_seconds):
                 await asyncio.wait({answer_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
@@ -187,7 +187,7 @@ class Gateway:
             disconnect_task.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
         message = await receive()

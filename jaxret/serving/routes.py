@@ -134,7 +134,7 @@ class Routes:
 
         def content() -> dict[str, Any]:
             data = [
-                {"object": "embedding", "index": index, "embedding": _encoded(text_vectors[0], encoding)}
+                {"object": "embedding", "index": index, "embedding": _encode_vector(text_vectors[0], encoding)}
                 for index, text_vectors in enumerate(vectors)
             ]
             count = sum(map(len, tokens))
@@ -332,7 +332,7 @@ class Routes:
             raise RefusalError(422, "give query, passage (a text), passage_id, or query and one of the others")
         if key and not self._options.texts:
             raise RefusalError(404, "this server has no texts (--notexts)", "no_texts")
-        operation = Operation(model.explained, (body.count("top", 10, 100),))
+        operation = Operation(model.explanations, (body.count("top", 10, 100),))
         with _corpus_at_hand(request):
             (explanation,) = await self._compute(operation, [(question, passage, key)])
         if isinstance(explanation, RefusalError):
@@ -357,7 +357,7 @@ class Routes:
         for name in names:
             model = self._models[name]
             if isinstance(model, ServedRetriever) and model.is_stale:
-                self._models[name] = model = model.refreshed()
+                self._models[name] = model = model.reopen()
                 log_event("refresh", model=name, passages=model.passages)
                 changes.append(name)
         return changes
@@ -443,7 +443,7 @@ def _corpus_at_hand(request: Request, remedy: str = "") -> Iterator[None]:
         raise RefusalError(503, message, "no_texts") from None
 
 
-def _encoded(vector: np.ndarray, encoding: str) -> Any:
+def _encode_vector(vector: np.ndarray, encoding: str) -> Any:
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return vector.tolist()

@@ -95,7 +95,7 @@ class ServedRetriever:
         self.searcher = Searcher(run, folder, search, many=True) if folder else None
         self.run = self.searcher.run if self.searcher else run  # the searcher's run cuts vectors like the corpus
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
-        self._alone = embedder_of_one(self.embedder)
+        self._short_embedder = embedder_of_one(self.embedder)
         self.encoded_name = folder.name if folder else ""
         self.filters = FilterSearchers(self.searcher) if self.searcher else None
         if self.searcher and options.texts:
@@ -131,7 +131,7 @@ class ServedRetriever:
         """Whether passages were appended, deleted or encoded again since the corpus was opened."""
         return self.searcher is not None and self.searcher.is_stale()
 
-    def refreshed(self) -> ServedRetriever:
+    def reopen(self) -> ServedRetriever:
         """Return this model with the corpus as it is now, ready to be searched; this model stays as it is.
 
         Raises ContractError if the corpus was encoded again with other settings, or if it has no passage left, and
@@ -196,7 +196,7 @@ class ServedRetriever:
     def embed(self, items: Sequence[np.ndarray], side: Side) -> list[np.ndarray]:
         """Return the vectors [V,D] of each text."""
         rows: list[np.ndarray] = [np.empty(0)] * len(items)
-        for part, vectors in self._embedded(items, side):
+        for part, vectors in self._embed_batches(items, side):
             for row, text_vectors in zip(part, vectors, strict=True):
                 rows[row] = text_vectors
         return rows
@@ -211,7 +211,7 @@ class ServedRetriever:
             texts: whether to read titles and texts.
         """
         answers: list[SearchAnswer | None] = [None] * len(items)
-        for part, vectors in self._embedded(items, "query"):
+        for part, vectors in self._embed_batches(items, "query"):
             result, ids = searcher.nearest(vectors, k)
             outcome = SearchOutcome({}, result, searcher.encoded_corpus, Truncation("queries", 0), vectors)
             best = searcher.best_vectors(outcome)
@@ -233,9 +233,9 @@ class ServedRetriever:
                 answers[row] = SearchAnswer(hits, result.backend, *counts)
         return [answer for answer in answers if answer]
 
-    def explained(self, items: Sequence[tuple[str, Passage | None, str]], top: int) -> list[str | RefusalError]:
+    def explanations(self, items: Sequence[tuple[str, Passage | None, str]], top: int) -> list[str | RefusalError]:
         """Return an explanation, or an error, for each (question, passage or None, id of a passage or "")."""
-        return [self._explained(*item, top) for item in items]
+        return [self._explanation(*item, top) for item in items]
 
     def warm_up(
         self,
@@ -279,7 +279,7 @@ class ServedRetriever:
             raise RefusalError(404, f"{self.name} is served without a corpus (--nosearch)", "no_corpus")
         return self.searcher
 
-    def _embedded(self, items: Sequence[np.ndarray], side: Side) -> Iterator[tuple[list[int], TextVectors]]:
+    def _embed_batches(self, items: Sequence[np.ndarray], side: Side) -> Iterator[tuple[list[int], TextVectors]]:
         """Yield (positions in `items`, vectors) of batches, the shortest texts first."""
         order = np.argsort([len(ids) for ids in items], kind="stable").tolist()
         for start in range(0, len(order), self.options.batch):
@@ -287,7 +287,7 @@ class ServedRetriever:
             yield part, self._vectors([items[row] for row in part], side)
 
     def _vectors(self, ids: Sequence[np.ndarray], side: Side) -> TextVectors:
-        short_embedder = self._alone if len(ids) == 1 and len(ids[0]) <= _SHORT else None
+        short_embedder = self._short_embedder if len(ids) == 1 and len(ids[0]) <= _SHORT else None
         return (short_embedder or self.embedder)(Ragged.from_lists([row.tolist() for row in ids]), side)
 
     def _hit(self, passage: Passage, chunk: Passage, score: float, vectors: tuple[int, ...]) -> SearchHit:
@@ -312,7 +312,7 @@ class ServedRetriever:
             return []
         return vector_labels(self.run, Ragged.from_lists([ids.tolist()]), "query")
 
-    def _explained(self, question: str, passage: Passage | None, key: str, top: int) -> str | RefusalError:
+    def _explanation(self, question: str, passage: Passage | None, key: str, top: int) -> str | RefusalError:
         if key:
             searcher = self._searcher()
             if searcher.texts.missing_ids({key}):

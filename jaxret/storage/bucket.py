@@ -6,7 +6,7 @@ TENSORSTORE_GCS_HTTP_URL and Google's default credentials.
 
 The answer to a conditional write can be lost: the server has the bytes, and the client's retry gets the answer that the
 object exists. So after a refusal the object is read, and equal bytes count as written. Therefore small bodies need a
-random part (`salted`). It also prevents a repeated S3 version, which is an MD5.
+random part (`salted_json`). It also prevents a repeated S3 version, which is an MD5.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BucketObject:
     version: bytes
 
 
-def salted(value: Mapping[str, Any]) -> bytes:
+def salted_json(value: Mapping[str, Any]) -> bytes:
     """Return a mapping as JSON with a random "salt", so that a writer recognizes its own bytes."""
     return json.dumps({**value, "salt": secrets.token_hex(8)}, sort_keys=True).encode()
 
@@ -218,7 +218,7 @@ class Bucket:
         protect the files of several jobs.
         """
         key = f".probe-{secrets.token_hex(8)}"
-        first, second, third = (salted({}) for _ in range(3))
+        first, second, third = (salted_json({}) for _ in range(3))
         try:
             is_written = self.create(key, first)
         except BucketError as error:

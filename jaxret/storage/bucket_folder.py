@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from jaxret.storage.atomic import sha256_json, storage_errors
-from jaxret.storage.bucket import PART, Bucket, BucketError, salted
+from jaxret.storage.bucket import PART, Bucket, BucketError, salted_json
 from jaxret.storage.object_cache import CachedFile, fetch, write_file
 
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
@@ -286,7 +286,7 @@ def _digest(file: StoredFile | None) -> str:
 
 def _body(files: Mapping[str, StoredFile]) -> bytes:
     content = {name: [file.sha256, file.size, *file.parts] for name, file in sorted(files.items())}
-    return salted({"files": content, "sha256": sha256_json(content)})
+    return salted_json({"files": content, "sha256": sha256_json(content)})
 
 
 def _parse(address: str, body: bytes) -> dict[str, StoredFile]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxret.storage.bucket import BucketError, BucketObject, salted
+from jaxret.storage.bucket import BucketError, BucketObject, salted_json
 from jaxret.storage.leases import BOUND, Lease, Leases, describe_owner, is_gone
 from jaxret.storage.working_copy import WorkingCopy, copy_of
 
@@ -106,7 +106,7 @@ class BucketLeases(Leases):
             lease = super()._claim(name, path)
             if not lease:
                 return None
-            body = salted(self._owner)
+            body = salted_json(self._owner)
             key = self._key(name)
             success = self._bucket.replace(key, body, current.version) if current else self._bucket.create(key, body)
             mine = self._bucket.get(key) if success else None
@@ -139,7 +139,7 @@ class BucketLeases(Leases):
         with self._mutex:
             if isinstance(lease, BucketLease) and (version := self._versions.pop(lease.name, None)):
                 with contextlib.suppress(BucketError):
-                    self._bucket.replace(self._key(lease.name), salted({}), version)
+                    self._bucket.replace(self._key(lease.name), salted_json({}), version)
             super().release(lease)
 
     def is_free(self, name: str) -> bool:
@@ -190,7 +190,7 @@ class BucketLeases(Leases):
             for name in list(self._versions):
                 with self._mutex, contextlib.suppress(BucketError):  # a lost lease costs only work
                     if version := self._versions.get(name):
-                        body = salted(self._owner)
+                        body = salted_json(self._owner)
                         if self._bucket.replace(self._key(name), body, version):
                             current = self._bucket.get(self._key(name))
                             if current and current.body == body:

@@ -322,7 +322,7 @@ class Checkpoints:
         custom = {"digests": leaves, "seal": _seal(step, values, leaves)}
         names = () if self._copy else (name for tree in items for name in _sample(tree, items[tree]))
         sample = {name: leaves[name] for name in names}  # in a bucket, each process reads its whole file back
-        with self._reported(step):
+        with self._report_errors(step):
             self._open_saver().save(step, items, values, custom)
         self._current_save = _Save(step, values, sample)
 
@@ -367,12 +367,12 @@ class Checkpoints:
             self.wait()
 
     @contextlib.contextmanager
-    def _reported(self, step: int) -> Iterator[None]:
+    def _report_errors(self, step: int) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # Orbax and TensorStore raise many types
             raise CheckpointError(
-                f"{self.directory}/{step} could not be saved: {self._alias.restored(error)}"
+                f"{self.directory}/{step} could not be saved: {self._alias.with_own_path(error)}"
             ) from error
 
     def restore(self, step: int, params: Tree, progress: Tree | None = None) -> tuple[Tree, Tree]:
@@ -410,7 +410,7 @@ class Checkpoints:
         verification."""
         with self._damages(step, "cannot be read"):
             trees = self._files(step).load_all(jax.local_devices()[0])
-        return self._verified(step, trees, self._saved_digests(step))
+        return self._verify_digests(step, trees, self._saved_digests(step))
 
     def write_orbax(self, step: int, folder: Path) -> None:
         """Write a checkpoint to `folder`/`step` in Orbax's files, and read it back.
@@ -420,7 +420,7 @@ class Checkpoints:
         self._require_step(step)
         arrays, digests, metrics = self._load_all(step), self._saved_digests(step), self._metrics[step]
         writer = OrbaxWriter(folder)
-        with self._reported(step):
+        with self._report_errors(step):
             writer.save(step, arrays, metrics, {"digests": digests, "seal": _seal(step, metrics, digests)})
             writer.wait()
         writer.close()
@@ -436,9 +436,9 @@ class Checkpoints:
         saved ones."""
         with self._damages(step, "cannot be read"), agreement():  # either all processes compute digests, or none
             trees = self._files(step).load(abstract)
-        return self._verified(step, trees, digests)
+        return self._verify_digests(step, trees, digests)
 
-    def _verified(self, step: int, trees: Tree, saved_digests: Mapping[str, str]) -> Tree:
+    def _verify_digests(self, step: int, trees: Tree, saved_digests: Mapping[str, str]) -> Tree:
         """Return items unchanged. Raises CheckpointError with the names of arrays whose digests differ from the saved
         ones."""
         digests = {name: None for name in saved_digests if name.partition("/")[0] in trees} | leaf_digests(trees)
@@ -456,7 +456,7 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # Orbax and TensorStore raise many types
-            cause = self._alias.restored(repr(error.__cause__ or error))
+            cause = self._alias.with_own_path(repr(error.__cause__ or error))
             raise DamagedCheckpointError(f"{self.directory / str(step)} {problem} ({cause}); {REMEDY}") from error
 
     def _require_same_shapes(self, step: int, abstract: Tree, digests: Mapping[str, str]) -> None:
@@ -484,7 +484,7 @@ class Checkpoints:
         save, self._current_save = self._current_save, None
         if save is None or self._saver is None:
             return
-        with self._reported(save.step):
+        with self._report_errors(save.step):
             files: dict[str, StoredFile] = {}
             if self._copy:
                 files = self._finish_together(save.step, self._saver)

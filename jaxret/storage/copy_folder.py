@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import atomic_write, require_disk_path, require_folder_path, sha256_file, storage_errors
-from jaxret.storage.bucket import BucketError, salted
+from jaxret.storage.bucket import BucketError, salted_json
 from jaxret.storage.bucket_folder import COPYING, BucketFolder, StoredFile, is_leftover
 from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.folder_kinds import Contents, identifying, require_same_folder, require_same_kind
@@ -247,10 +247,10 @@ def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool
     contents = origin.contents(names)
     lines = {name: contents.first_line(name).decode(errors="replace") for name in identifying(names)}
     digests = {name: contents.digest(name) for name in lines}
-    body = salted({"names": list(names), "digests": digests, "first_lines": lines})
+    body = salted_json({"names": list(names), "digests": digests, "first_lines": lines})
     while not target.bucket.create(COPYING, body):
         if announcement := target.bucket.get(COPYING):
-            announced_contents = _announced(announcement.body)
+            announced_contents = _parse_contents(announcement.body)
             try:
                 require_same_kind(names, announced_contents.names, str(target))
                 require_same_folder(
@@ -264,7 +264,7 @@ def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool
     return True
 
 
-def _announced(body: bytes) -> Contents:
+def _parse_contents(body: bytes) -> Contents:
     """Return the contents that another copy has announced."""
     content = json.loads(body)
     digests, lines = content["digests"], content["first_lines"]

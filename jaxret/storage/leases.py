@@ -47,7 +47,7 @@ class Lease:
     work: Path
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Return whether this job still has the lease: no other job has taken it over."""
         try:
             os.close(os.open(self.work, os.O_RDONLY | os.O_DIRECTORY))  # opening makes NFS ask the server
@@ -63,11 +63,11 @@ class Lease:
         A lost lease is not an error: errors of `write` that follow from it are suppressed.
         """
         try:
-            if self.held:
+            if self.is_held:
                 write()
                 return True
         except OSError as error:
-            if error.errno not in _GONE or self.held:
+            if error.errno not in _GONE or self.is_held:
                 raise
         return False
 
@@ -86,7 +86,7 @@ class Leases:
         self._explanations: set[Path] = set()  # owner files of leases for which this job has printed that it waits
         self._spare: Path | None = None  # .lease.ID: prepared directory, which is renamed on a claim
         self._time, self._time_of_look = 0.0, -math.inf  # time of the shared disk, and monotonic time when it was read
-        self._exists = self._made = False  # whether the folder exists; whether this job created it
+        self._exists = self._has_made_folder = False  # whether the folder exists; whether this job created it
         self._end = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="leases", daemon=True)
 
@@ -103,7 +103,7 @@ class Leases:
             self._remove_abandoned()
         if self._spare:
             shutil.rmtree(self._spare, ignore_errors=True)
-        if self._made:
+        if self._has_made_folder:
             with contextlib.suppress(OSError):
                 self.folder.rmdir()  # succeeds only if it is empty, so that a job that failed at once leaves no folder
 
@@ -132,7 +132,7 @@ class Leases:
                 return None
             print(f"{self.folder}: {name} was claimed by {reason}: taken over", file=sys.stderr)
             self._discard(owner.parent)
-        spare = self._prepared()
+        spare = self._prepare_spare()
         try:
             os.rename(spare, path)
         except OSError as error:
@@ -182,7 +182,7 @@ class Leases:
         """Return a description of the job that has a lease, for a message."""
         with contextlib.suppress(OSError):
             if owner := _owner(self.folder / f".lease-{name}"):
-                return describe_owner(_parsed(owner.read_text()))
+                return describe_owner(_parse_record(owner.read_text()))
         return "nobody any more"
 
     def others_exist(self) -> bool:
@@ -208,11 +208,11 @@ class Leases:
                 with contextlib.suppress(OSError):
                     path.rmdir()  # fails if another job has claimed it meanwhile
 
-    def _prepared(self) -> Path:
+    def _prepare_spare(self) -> Path:
         if not self._spare or not self._spare.is_dir():
             token = secrets.token_hex(8)
             if not self._exists:  # made only once: if the folder vanishes later, that is an error
-                self._made = not self.folder.exists()
+                self._has_made_folder = not self.folder.exists()
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._exists = True
             spare = self.folder / f".lease.{token}"
@@ -244,7 +244,7 @@ class Leases:
         owner_record: dict[str, Any] = {}
         try:
             with open(owner) as file:  # opening makes NFS read the file's time again
-                last_touch, owner_record = os.fstat(file.fileno()).st_mtime, _parsed(file.read())
+                last_touch, owner_record = os.fstat(file.fileno()).st_mtime, _parse_record(file.read())
         except OSError as error:
             if error.errno not in _GONE:
                 raise
@@ -252,7 +252,7 @@ class Leases:
         holder = describe_owner(owner_record)
         if owner_record.get("numbers") == self._owner["numbers"] and is_gone(owner_record):
             return f"{holder}, which is gone"
-        silent = self._now() - last_touch
+        silent = self._disk_time() - last_touch
         # abs, because after the disk's clock was set back, a time far in the future belongs to a job that no longer
         # touches it.
         bound = owner_record["bound"] if isinstance(owner_record.get("bound"), float) else self.bound
@@ -269,13 +269,13 @@ class Leases:
             )
         return ""
 
-    def _now(self) -> float:
+    def _disk_time(self) -> float:
         """Return the shared disk's time: the modification time of a file touched now or recently.
 
         The time of a recent touch is earlier than the true time, so no job seems silent for longer than it is.
         """
         if time.monotonic() > self._time_of_look + self.bound / _BEATS:
-            spare = self._prepared()
+            spare = self._prepare_spare()
             file = spare / spare.suffix[1:] / _OWNER
             os.utime(file)
             self._time, self._time_of_look = file.stat().st_mtime, time.monotonic()
@@ -291,7 +291,7 @@ class Leases:
 def this_process() -> dict[str, Any]:
     """Return host, process id and start time, which together identify this process."""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "process": pid, "started": _started(pid)}
+    return {"host": socket.gethostname(), "process": pid, "started": _process_start(pid)}
 
 
 def is_gone(process: Mapping[str, Any]) -> bool:
@@ -300,10 +300,10 @@ def is_gone(process: Mapping[str, Any]) -> bool:
     """
     if process.get("host") != socket.gethostname() or type(process.get("process")) is not int:
         return False
-    return _started(process["process"]) != process.get("started")
+    return _process_start(process["process"]) != process.get("started")
 
 
-def _started(pid: int) -> str:
+def _process_start(pid: int) -> str:
     """Return boot and start time of a process, which differ from those of a later process with its id; "" if none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -342,7 +342,7 @@ def _numbers() -> str:
         return ""
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_record(text: str) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):

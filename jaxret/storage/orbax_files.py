@@ -155,7 +155,7 @@ class OrbaxAlias:
             self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         return Path(f"/proc/self/fd/{self._descriptor}")
 
-    def restored(self, message: object) -> str:
+    def with_own_path(self, message: object) -> str:
         """Return a message with the folder's own path."""
         text = str(message)
         return text if self._descriptor < 0 else text.replace(str(self.path), str(self._folder))

@@ -219,7 +219,7 @@ def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
     """Raise ValueError for lengths, pseudo-queries, a loss or an optimizer that do not fit the model."""
     if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
         raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
-    if config.tokens.packing and (problem := retriever.module.head.unattended()):
+    if config.tokens.packing and (problem := retriever.module.head.unattended_tokens()):
         raise ValueError(
             "tokens.packing is True, but in packed rows all tokens of a text see each other, and "
             f"{problem} must not be seen: set tokens.packing=False"

@@ -346,7 +346,7 @@ class Trainer:
                 if step % log_every == 0 or step == total:
                     recorder.inspector.require_healthy(state)
                     metrics = {name: float(value) for name, value in values.items()} | self.rate(state, step)
-                    metrics |= self.meter.read() | {"data_wait": prefetcher.waited()}
+                    metrics |= self.meter.read() | {"data_wait": prefetcher.wait_share()}
                     recorder.metrics_log.write(step, metrics)
                     bar.note(f"loss {metrics['loss']:.4f}")
                 due = step % length.checkpoint_every == 0 or step == total
@@ -355,7 +355,7 @@ class Trainer:
                 if due or stopping:
                     recorder.save(state, step, validate=due)
                     self.meter.restart()  # validation is not training time
-                    prefetcher.waited()
+                    prefetcher.wait_share()
         return step
 
     def rate(self, state: TrainState, step: int) -> dict[str, float]:

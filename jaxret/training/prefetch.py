@@ -46,8 +46,8 @@ class Prefetcher(Generic[BatchT]):
     def take(self, step: int, device_arrays: Any = None) -> BatchT:
         """Return the batch of a step. Each step is taken once, in order.
 
-        If the batch is not ready when the devices have computed `device_arrays`, they are idle until it is; `waited`
-        counts this time.
+        If the batch is not ready when the devices have computed `device_arrays`, they are idle until it is;
+        `wait_share` counts this time.
         """
         if not self._ready:
             jax.block_until_ready(device_arrays)
@@ -63,7 +63,7 @@ class Prefetcher(Generic[BatchT]):
             raise AssertionError(f"the batch of step {step} was requested, but the next batch belongs to step {number}")
         return batch
 
-    def waited(self) -> float:
+    def wait_share(self) -> float:
         """Return the share of the time since the last call, 0 to 1, that the devices waited for a batch."""
         current_time = time.perf_counter()
         share = self._wait_seconds / max(current_time - self._since, 1e-9)

@@ -36,7 +36,7 @@ def teacher_model(config: ConfigDict, student: RetrieverModel) -> RetrieverModel
     model = make_retriever_model(stored_config, encoder_config(stored_config, folder.encoder)).plain
     heads = student.module.head, model.module.head
     slots = [[head.prefix_length(side) for side in ("query", "passage")] for head in heads]
-    if config.tokens.packing and (model.module.head.unattended() or slots[0] != slots[1]):
+    if config.tokens.packing and (model.module.head.unattended_tokens() or slots[0] != slots[1]):
         raise ValueError(
             f"tokens.packing is True, but the head of train.teacher={folder} adds other tokens to a text than the head "
             "of this run: set tokens.packing=False"

@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = encode_corpus(
         opened, Corpus.open(root / "a.jsonl"), "corpus", EncodeOptions(shard_rows=10), progress=False
     ).folder
-    inspect_corpus(opened, Corpus.open(root / "b.jsonl"), "error", str(root / "store"), print).tokenized(
+    inspect_corpus(opened, Corpus.open(root / "b.jsonl"), "error", str(root / "store"), print).open_tokens(
         opened, False, print
     )
     append_corpus(

@@ -31,7 +31,9 @@ def write(name: str, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     graph("Concat", *(graph("Unsqueeze", state, graph.integers(0)) for state in hidden), name="states", axis=0)
     for token in ("mean", "last", "mean_without_first"):
         graph("Identity", onnx_graph.pooled_state(graph, hidden[-1], token), name=token)
-    graph("Identity", onnx_graph.normalized(graph, onnx_graph.pooled_state(graph, hidden[-1], "cls")), name="cls")
+    graph(
+        "Identity", onnx_graph.add_normalization(graph, onnx_graph.pooled_state(graph, hidden[-1], "cls")), name="cls"
+    )
     graph("Identity", onnx_graph.mixed_layers(graph, hidden, {0: 0.25, 1: 0.75}), name="mixed")
     H: Any = config.hidden_size
     outputs: dict[str, list[int | str]] = {"states": [len(hidden), "batch", "sequence", H], "mean": ["batch", H]}

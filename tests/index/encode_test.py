@@ -195,7 +195,7 @@ def test_a_corpus_that_was_tokenized_before_is_not_read_again(
 ) -> None:
     """The shards have the same bytes as without the store."""
     store = str(tmp_path / "stores")
-    inspect_corpus(run, Corpus.open(root / "data"), "error", store, print).tokenized(run, False, print)
+    inspect_corpus(run, Corpus.open(root / "data"), "error", store, print).open_tokens(run, False, print)
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("the corpus is read again")
@@ -352,7 +352,7 @@ def test_parts_read_out_of_order_equal_one_pass(kind: str, root: Path, run: Run,
     expected = run.tokenizer.passages(Corpus.open(root / "data").read())
     ids = [passage.id for passage in Corpus.open(root / "data").read()]
     if kind == "store":
-        source.tokenized(run, False, print)
+        source.open_tokens(run, False, print)
     texts = open_token_reader(source, run.tokenizer)
     assert isinstance(texts, TextReader) == (kind == "text")
     for start, stop in ((50, 100), (0, 50), (20, 40), (100, len(ids)), (30, 31), (31, 40)):
@@ -733,7 +733,7 @@ def test_shard_mb_limits_the_bytes_of_a_shard(head: str, root: Path, tmp_path: P
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **config)
     source = inspect_corpus(run, Corpus.open(root / "data"), "error", "", print)
     vector = run.model.dimension * 4
-    counts = run.model.vector_counts(source.tokenized(run, False, print).passages, "passage")
+    counts = run.model.vector_counts(source.open_tokens(run, False, print).passages, "passage")
     assert encode_plan.rows_per_shard(run, source, EncodeOptions(), "float32") == 50
     for limit in (1, 3 * vector, 30 * vector, 300 * vector):
         rows = encode_plan.rows_within(counts, 50, limit // vector)

@@ -530,11 +530,11 @@ def test_the_second_of_two_writers_with_other_settings_is_refused(tmp_path: Path
 def test_the_settings_of_a_folder_are_recorded_before_the_first_shard(tmp_path: Path) -> None:
     """The first job's settings are recorded until shards have them, or until that job fails."""
     first, other = (ShardWriter(tmp_path, 7, 3, {"text": text}) for text in "ab")
-    assert not first.announced()
+    assert not first.is_announced()
     first.announce()
-    assert first.announced()
+    assert first.is_announced()
     for act in (
-        other.announced,
+        other.is_announced,
         other.announce,
         other.require_same,
         lambda: ShardWriter(tmp_path, 7, 3, {"text": "b"}),
@@ -542,7 +542,7 @@ def test_the_settings_of_a_folder_are_recorded_before_the_first_shard(tmp_path: 
         with pytest.raises(ContractError, match=r"fingerprint\.text: 'b' in what .* 'a' in .*begun\.json"):
             act()
     other.withdraw_announcement()  # only the job that announced can withdraw it
-    assert first.announced()
+    assert first.is_announced()
     first.withdraw_announcement()
     other.announce()
     other.write(other.shards[0], np.ones((3, 1, 4), np.float32), ["a", "b", "c"])

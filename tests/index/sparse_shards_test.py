@@ -39,7 +39,7 @@ def test_sparse_shards_round_trip(tmp_path: Path, dtype: str, dimension: int) ->
     assert (shards.sparse, shards.ragged, shards.dimension, shards.total_rows) == (True, False, dimension, 7)
     parts = [shard for _, shard in shards]
     assert parts[0].words.dtype == ("<u2" if dimension == 30 else "<u4")
-    np.testing.assert_array_equal(SparseRows.joined(parts).flat, dense.astype(dtype))
+    np.testing.assert_array_equal(SparseRows.concatenate(parts).flat, dense.astype(dtype))
     assert shards.ids([6, 2]) == ["p6", "p2"]
 
 

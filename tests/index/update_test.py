@@ -384,7 +384,7 @@ def test_an_existing_id_is_detected_after_repeated_ids(kept: bool, runs: RunsByK
     (tmp_path / "new.jsonl").write_text(rows)
     store = str(tmp_path / "stores")
     if kept:
-        inspect_corpus(run, Corpus.open(tmp_path / "new.jsonl"), "skip", store, print).tokenized(run, False, print)
+        inspect_corpus(run, Corpus.open(tmp_path / "new.jsonl"), "skip", store, print).open_tokens(run, False, print)
     with pytest.raises(ValueError, match=r"new\.jsonl:6: .*'p0' .*already, .*0"):
         append_corpus(
             run,

@@ -3,9 +3,8 @@
 Rules, each with what it prints:
 
   duplicate   a public function, class, type or constant of the package has a name that another module uses too
-  name        a variable, parameter, field or function is called by a participle in BANNED; or a variable, parameter or
-              field of the package by another participle that is not in TERMS or FIELDS, or by a word in VAGUE, which
-              is no noun
+  name        a variable, parameter, field or function is called by a participle in BANNED; or one of the package by
+              another participle that is not in TERMS, FIELDS or FUNCTIONS, or by a word in VAGUE, which is no noun
   spelling    a name has a word in a spelling of SPELLINGS
   docstring   a docstring begins with What, As or The same. In the package: a function's docstring does not begin with a
               verb of VERBS (properties may begin with a noun); a public function of four or more parameters has no
@@ -66,6 +65,12 @@ FIELDS = {
     "Truncation.lost": "in the manifests of token stores",
     "Workload.packed": "in the JSON of `jaxret plan`",
     "Workload.padded": "in the JSON of `jaxret plan`",
+}
+FUNCTIONS = {
+    "Index.filtered": "part of the Python API",
+    "Program.__init__.traced": "JAX names compiled programs by it",
+    "Ragged.padded": "returns a padded copy",
+    "SparseRows.padded": "returns a padded copy",
 }
 # Names of one or two letters that readers know from mathematics, from this field or from a library. Any other short
 # name would have to be looked up. In a comprehension or lambda, its origin is on the same line.
@@ -288,11 +293,11 @@ def check_file(path: Path) -> Iterator[str]:
             if any(SPELLINGS.fullmatch(part.lower()) for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", word)):
                 yield f"spelling {where}: {word}"
         if name.startswith("jaxret/") and isinstance(node, ast.Module | ast.ClassDef | Function):
-            for word in sorted(
-                word for word in variables(node) if is_participle(word) or VAGUE.fullmatch(word.strip("_"))
-            ):
+            for word in sorted(filter(says_nothing, variables(node))):
                 if f"{scope}.{word}" not in FIELDS:
                     yield f"name {where}: {word}"
+            if isinstance(node, Function) and says_nothing(node.name) and scope not in FUNCTIONS:
+                yield f"name {where}: {node.name}"
             for word in sorted(bound(node, without=NOT_SHORT) - SHORT):
                 if 1 <= len(word.strip("_")) <= 2:
                     yield f"short {where}: {word}"

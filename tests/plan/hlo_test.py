@@ -269,7 +269,7 @@ def test_a_dump_is_read_as_a_whole(tmp_path: Path) -> None:
     assert compiled.warnings == (f"{REMATERIALIZATION} at jit(f)/y",)
     assert partition_warning(f"  {REMATERIALIZATION}: no name ") == f"{REMATERIALIZATION}: no name"
     assert compiled.total == 572_928
-    assert compiled.moved == ALL_ROWS * SIZE * 2 + LAYERS * SIZE * SIZE * 4
+    assert compiled.bytes_moved == ALL_ROWS * SIZE * 2 + LAYERS * SIZE * SIZE * 4
 
 
 def test_compiler_messages_are_one_line() -> None:

@@ -139,7 +139,7 @@ def bound(config: ConfigDict, devices: int) -> float:
     directory, _ = encoder_directory(config.encoder.checkpoint)
     retriever, encoder = retriever_of(config, directory), encoder_config(config, directory)
     shapes = longest_batch(config, retriever, devices)
-    tokens = shapes.computed(1) / devices / count_chunks(shapes.queries, config.train.chunk_size, devices)
+    tokens = shapes.computed_tokens(1) / devices / count_chunks(shapes.queries, config.train.chunk_size, devices)
     states = tokens * encoder.num_layers * encoder.hidden_size
     parameters, split = numbers(program_key(config), retriever), config.mesh.fsdp or devices
     if config.lora.rank:

@@ -197,7 +197,7 @@ def test_tokens_of_a_plan_equal_those_of_the_batches() -> None:
     assert workload.real < packed.packed < workload.padded
     largest = max((p for _, p in rows), key=lambda placed: placed.rows * placed.width)
     assert packed.shapes.packed_passages == (largest.rows, largest.width)
-    assert packed.share == pytest.approx(packed.packed / packed.shapes.computed(2))
+    assert packed.share == pytest.approx(packed.packed / packed.shapes.computed_tokens(2))
 
 
 def test_without_data_a_packed_run_has_the_longest_texts_in_rows() -> None:
@@ -206,7 +206,7 @@ def test_without_data_a_packed_run_has_the_longest_texts_in_rows() -> None:
     retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
     shapes = measure_workload(config, retriever, PlanTexts(None), devices=4).shapes
     assert (shapes.packed_queries, shapes.packed_passages) == ((8, 32), (16, 256)), "the rows of each of 16 parts"
-    assert shapes.computed(16) == 128 * 32 + 256 * 256
+    assert shapes.computed_tokens(16) == 128 * 32 + 256 * 256
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_a_packed_program_counts_its_rows() -> None:
         planned = programs.training_program(config, directory, shapes, jax.devices()[:1])
         flops.append(sum(kind["flops"] for kind in program_work(planned) if kind["part"] in ("queries", "passages")))
     assert planned.arguments[1].passages.packing.rows == 12
-    assert flops[1] / flops[0] == pytest.approx(packed.computed(1) / padded.computed(1), rel=0.03)
+    assert flops[1] / flops[0] == pytest.approx(packed.computed_tokens(1) / padded.computed_tokens(1), rel=0.03)
 
 
 @pytest.mark.parametrize(("topology", "precision", "pieces"), [("h100:8", "int8", 1), ("v5e:1x1", "float32", 6)])

@@ -52,10 +52,10 @@ def by_hand(queries: SparseRows, passages: SparseRows, k: int) -> tuple[np.ndarr
 @pytest.mark.parametrize("k", [1, 7, 200])
 def test_results_equal_a_brute_force(k: int, levels: int, backend: str) -> None:
     passages = random_rows(130, 0.1, 0, levels)
-    passages = SparseRows.joined([passages, passages.part(0, 20)])  # ties within a block and between blocks
+    passages = SparseRows.concatenate([passages, passages.part(0, 20)])  # ties within a block and between blocks
     queries = random_rows(9, 0.06, 1, levels)
     empty = SparseRows.from_dense(np.zeros((2, D), np.float32))
-    queries = SparseRows.joined([queries, empty])
+    queries = SparseRows.concatenate([queries, empty])
     scores, rows = by_hand(queries, passages, k)
     assert (scores == 0).any() or k < 50
     for cuts in ([0, 150], [0, 1, 40, 149, 150]):
@@ -85,7 +85,7 @@ def test_all_passages_are_returned_if_all_have_a_word(backend: str, monkeypatch:
 def test_more_ties_than_candidates_take_one_more_round(backend: str) -> None:
     """One more round is enough for any number of ties."""
     row, best = random_rows(1, 0.5, 0), random_rows(1, 1.0, 1)
-    passages = SparseRows.joined([*[row] * (40 * MARGIN), best, random_rows(30, 0.1, 2)])
+    passages = SparseRows.concatenate([*[row] * (40 * MARGIN), best, random_rows(30, 0.1, 2)])
     result = InvertedLists(SparseBlocks([passages]), backend=sparse_backend(backend)).search(row, 3)
     scores, rows = by_hand(row, passages, 3)
     np.testing.assert_array_equal(result.rows, rows)

@@ -48,7 +48,7 @@ def test_winners_and_explanations_of_a_document_are_those_of_its_best_passage(tm
         passage = Passage(best[hit.id].id, best[hit.id].text, best[hit.id].title)
         labels = vector_labels(run, run.tokenizer.passages([passage]), "passage")
         assert hit.winners == tuple(labels[place] for place in hit.vectors)
-        assert served.explained([(question, None, hit.id)], 5) == [explain(run, question, passage, 5)]
+        assert served.explanations([(question, None, hit.id)], 5) == [explain(run, question, passage, 5)]
 
 
 def test_a_refreshed_model_searches_the_changed_corpus(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_refreshed_model_searches_the_changed_corpus(tmp_path: Path) -> None:
     before = search(old)
     index.append([Passage("c#0", "winter market paper")], progress=False)
     assert old.is_stale
-    new = old.refreshed()
+    new = old.reopen()
     assert not new.is_stale
     assert search(new)[0] == ("c#0", "winter market paper")
     assert new.filters is not None
@@ -79,8 +79,8 @@ def test_a_refreshed_model_searches_the_changed_corpus(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "embeddings" / new.encoded_name
     delete_ids(folder, dict.fromkeys([*CHUNKS, "c#0"]))
     with pytest.raises(ContractError, match="all were deleted"):
-        new.refreshed()
+        new.reopen()
     shutil.rmtree(folder)
     Index.build(Retriever.open(tmp_path / "run"), passages, folder.name, EncodeOptions(dimension=8), progress=False)
     with pytest.raises(ContractError, match="restart the server"):
-        new.refreshed()
+        new.reopen()

@@ -653,7 +653,7 @@ def test_a_single_text_has_the_vectors_of_a_batch(served: ServedRetriever, monke
     texts = Ragged.from_lists([tokens[0].tolist()])
     np.testing.assert_allclose(alone(texts, "query").flat, served.embed(tokens * 2, "query")[0], atol=2e-6)
     used = replace(alone, program_cache={})
-    monkeypatch.setattr(served, "_alone", used)
+    monkeypatch.setattr(served, "_short_embedder", used)
     for others in (tokens * 2, [np.tile(tokens[0], 30)]):  # two texts, or a long one
         served.embed(others, "query")
         assert not used.program_cache

@@ -77,7 +77,7 @@ def test_one_job_at_a_time_holds_a_lease(leases: Leases, others: Leases) -> None
     assert leases.claim("a") is None
     assert others.claim("b")
     leases.release(lease)
-    assert not lease.held
+    assert not lease.is_held
     assert others.claim("a")
 
 
@@ -125,8 +125,8 @@ def test_a_lease_without_renewal_expires(ahead: int, leases: Leases, others: Lea
     say(lease, -ahead * (leases.bound + 20))
     taken = leases.claim("a")
     assert taken
-    assert taken.held
-    assert not lease.held
+    assert taken.is_held
+    assert not lease.is_held
 
 
 def test_the_owner_sets_the_duration_of_its_lease(leases: Leases, others: Leases) -> None:
@@ -308,7 +308,7 @@ def test_nothing_remains_without_published_files(tmp_path: Path) -> None:
     with Leases(folder) as leases, Leases(folder) as others:
         theirs, ours = claimed(others), claimed(leases, "b")
         leases.clear()
-        assert (theirs.held, ours.held) == (False, True)
+        assert (theirs.is_held, ours.is_held) == (False, True)
         assert others.claim("c") or others.claim("c")  # the directory it had prepared may be removed, too
     assert [path.name for path in folder.iterdir()] == ["file"]
 
@@ -321,7 +321,7 @@ def test_leftovers_of_dead_jobs_are_removed_at_the_end(tmp_path: Path) -> None:
         from jaxret.storage.leases import Leases
         leases = Leases(Path(sys.argv[1]))
         assert leases.claim("part-0") and leases.claim("part-1")
-        leases._prepared()
+        leases._prepare_spare()
         os._exit(0)
     """
     subprocess.run([sys.executable, "-c", script, tmp_path], env=environment(), cwd=REPOSITORY, check=True)
@@ -336,7 +336,7 @@ def test_leftovers_of_dead_jobs_are_removed_at_the_end(tmp_path: Path) -> None:
         living.is_free("part-1")
         with Leases(tmp_path):
             pass
-        assert theirs.held
+        assert theirs.is_held
         assert living.claim("part-2"), "its prepared directory still exists"
     assert list(tmp_path.iterdir()) == []
 

@@ -110,8 +110,8 @@ def test_waiting_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with feed:
         feed.take(0)
         clock.now += 2  # the time of a computation
-        assert feed.waited() == 6 / 8
-        assert feed.waited() == 0.0
+        assert feed.wait_share() == 6 / 8
+        assert feed.wait_share() == 0.0
 
 
 def test_batches_made_during_computation_add_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_batches_made_during_computation_add_no_waiting(monkeypatch: pytest.Monk
     running: Any = Running()
     with Prefetcher(make, 0, 2) as feed:
         feed.take(0, running)
-        assert (running.waited_for, feed.waited()) == (1, 0.0)
+        assert (running.waited_for, feed.wait_share()) == (1, 0.0)
         while not feed._ready:
             pass
         feed.take(1, running)

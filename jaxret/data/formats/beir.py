@@ -129,14 +129,14 @@ def examples_of_judgements(
             negatives.setdefault(judgement.query_id, []).append(passage)
     for query_id, positives in relevant.items():
         if query_id in run_lines:
-            negatives[query_id] = list(_retrieved(run_lines[query_id], positives, corpus, policy))
+            negatives[query_id] = list(_irrelevant_passages(run_lines[query_id], positives, corpus, policy))
     return [
         Example(by_id[query_id], tuple(positives.values()), tuple(negatives.get(query_id, ())))
         for query_id, positives in relevant.items()
     ]
 
 
-def _retrieved(
+def _irrelevant_passages(
     lines: Iterable[RunLine], relevant: Collection[str], corpus: Mapping[str, Passage], policy: Policy
 ) -> Iterator[Passage]:
     """Yield the passages of a ranking that are not relevant, in rank order."""

@@ -110,7 +110,9 @@ class Corpus(FileSource):
         if scan is None:
             return _drop_duplicates(self._passages(policy, None, progress), policy, None)
         digest = self._new_digest()
-        return self._verified(_drop_duplicates(self._passages(policy, digest, progress), policy, scan), scan, digest)
+        return self._verify_passages(
+            _drop_duplicates(self._passages(policy, digest, progress), policy, scan), scan, digest
+        )
 
     def _new_digest(self) -> hashlib._Hash:
         """Return the digest of no bytes. A forced format that reads the file differently from its content is part of
@@ -152,7 +154,7 @@ class Corpus(FileSource):
         duplicates = {key: same_id for key, same_id in locations.items() if len(same_id) > 1}
         return {key: tuple(location.line or 0 for location in same_id) for key, same_id in duplicates.items()}
 
-    def _verified(self, passages: Iterator[Passage], scan: CorpusScan, digest: Any) -> Iterator[Passage]:
+    def _verify_passages(self, passages: Iterator[Passage], scan: CorpusScan, digest: Any) -> Iterator[Passage]:
         for number, passage in enumerate(passages, 1):
             if number >= scan.passages:  # the rest has no passages, or the file has changed
                 for _ in passages:

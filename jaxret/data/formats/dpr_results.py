@@ -20,7 +20,7 @@ _PASSAGE_IDS = ("id", "docid", "passage_id")
 _SCORE = "score"
 
 
-def _retrieved(
+def _read_contexts(
     file: DataFile, policy: Policy
 ) -> Iterator[tuple[Location, tuple[Query, list[tuple[Location, Passage | str, float]]]]]:
     """Yield (location, (query, its retrieved contexts)) in the file's order. A context is (location, passage, score);
@@ -59,7 +59,7 @@ def read_result_passages(
 ) -> Iterator[tuple[Location, Passage]]:
     """Yield the retrieved passages whose text the file has, without repetition."""
     pool = SharedPassages(policy)
-    for _, (_, contexts) in _retrieved(file, policy):
+    for _, (_, contexts) in _read_contexts(file, policy):
         for location, passage, _ in contexts:
             if isinstance(passage, Passage) and passage.id not in pool.by_id:
                 yield location, pool.share(passage, location)
@@ -69,7 +69,7 @@ def read_result_passages(
 
 def read_result_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the passages retrieved for each question, ranked in the file's order."""
-    for _, (query, contexts) in _retrieved(file, policy):
+    for _, (query, contexts) in _read_contexts(file, policy):
         for rank, (location, passage, score) in enumerate(contexts, 1):
             passage_id = passage.id if isinstance(passage, Passage) else passage
             yield RunLine(location, query.id, passage_id, rank, score, query.text)

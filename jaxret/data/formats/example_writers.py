@@ -161,12 +161,12 @@ def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
                     has_scores = len(scores) == 2 and all(map(math.isfinite, scores))
                     yield {**pair, "negative": joined_text(negative), **({"scores": scores} if has_scores else {})}
 
-    def paired(example: Example) -> bool:
+    def has_both_scores(example: Example) -> bool:
         return all(any(map(math.isfinite, side)) for side in (example.positive_scores, example.negative_scores))
 
     write_records(path, rows())
     losses["scores in records without one on the other side"] = sum(
-        example.score_count for example in examples if not paired(example)
+        example.score_count for example in examples if not has_both_scores(example)
     )
     return losses
 

@@ -110,7 +110,7 @@ def read_sample(path: Path) -> FileSample:
         if _is_binary(data):
             remedy = "give text, plain or compressed by gzip or Zstandard, or parquet"
             raise Location(path).error("not UTF-8", f"this is a binary file, which begins with {data[:4]!r}", remedy)
-        sample = _parsed(data, is_complete)
+        sample = _parse_sample(data, is_complete)
         if is_complete or sample.container != "unreadable":
             return sample
     return sample
@@ -143,7 +143,7 @@ def _is_binary(data: bytes) -> bool:
     return len(_CONTROLS.findall(begin)) > max(2, len(begin) // 32) and "\ufffd" in begin.decode("utf-8", "replace")
 
 
-def _parsed(data: bytes, is_complete: bool) -> FileSample:
+def _parse_sample(data: bytes, is_complete: bool) -> FileSample:
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
     begin = text.lstrip(" \t\r\n")
     if not begin:

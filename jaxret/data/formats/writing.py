@@ -65,7 +65,7 @@ def write_csv_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses, he
         path, rows, losses, header: see `write_tab_rows`.
     """
 
-    def quoted(text: str) -> str:
+    def quote(text: str) -> str:
         # Before Python 3.13 the csv module writes "\r" without quotes, and cannot read this file.
         return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in '"\t\r\n') else text
 
@@ -73,4 +73,4 @@ def write_csv_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses, he
         if header:
             file.write("\t".join(header) + "\n")
         for row in rows:
-            file.write("\t".join(map(quoted, row)) + "\n")
+            file.write("\t".join(map(quote, row)) + "\n")

@@ -48,7 +48,7 @@ def open_irds_set(path: Path) -> NamedSet:
 
 
 def _load_set(library: Any, name: str) -> Any:
-    with contextlib.suppress(KeyError), _DOWNLOADS.disabled(library):
+    with contextlib.suppress(KeyError), _DOWNLOADS.disable(library):
         return library.load(name)
     return None
 
@@ -56,7 +56,7 @@ def _load_set(library: Any, name: str) -> Any:
 def _open_table(path: Path, library: Any, data_set: Any, name: str, config: str) -> Table:
     def rows() -> Iterator[Record]:
         try:
-            with _DOWNLOADS.disabled(library):
+            with _DOWNLOADS.disable(library):
                 for entry in getattr(data_set, f"{config}_iter")():
                     yield _RECORDS[config](entry)
         except (GeneratorExit, DataError):
@@ -97,7 +97,7 @@ class _DownloadGuard:
         self._readers, self._streams, self._log = 0, dict[Any, Any](), logging.getLogger("ir_datasets")
 
     @contextlib.contextmanager
-    def disabled(self, library: Any) -> Iterator[None]:
+    def disable(self, library: Any) -> Iterator[None]:
         self._readers += 1
         if self._readers == 1:
             downloads = library.util.download

@@ -105,9 +105,9 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
     """Pack all texts of a batch. They are assigned to bins in the way that needs the fewest rows; `rows` is the maximum
     over the bins."""
     ways = (assign_in_snake_order, assign_to_smallest) if bins > 1 else (assign_in_snake_order,)
-    assignments = [_exchanged(assign(lengths, bins), lengths, width) for assign in ways]
+    assignments = [_exchange_texts(assign(lengths, bins), lengths, width) for assign in ways]
 
-    def placed(bins_of_texts: np.ndarray) -> Placement:
+    def place_texts(bins_of_texts: np.ndarray) -> Placement:
         placements = [fit_into_rows(lengths[texts], width) for texts in bins_of_texts]
         order = np.concatenate([texts[placement.order] for texts, placement in zip(bins_of_texts, placements)])
         return Placement(
@@ -117,10 +117,10 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
             width,
         )
 
-    return min(map(placed, assignments), key=lambda placement: placement.rows)
+    return min(map(place_texts, assignments), key=lambda placement: placement.rows)
 
 
-def _exchanged(assignment: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+def _exchange_texts(assignment: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
     """Return an assignment [bins, N / bins] that needs fewer rows, if exchanges of texts between bins lead to one."""
     if assignment.shape[1] > FEW_TEXTS:
         return assignment

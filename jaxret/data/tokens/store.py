@@ -305,7 +305,7 @@ def _make(origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[s
         }
         write_json(folder / "manifest.json", with_digest(manifest), lease.work)
     except BaseException:
-        if lease.held:  # otherwise another process has taken the work over
+        if lease.is_held:  # otherwise another process has taken the work over
             _clear(folder)
             if is_new:
                 with contextlib.suppress(OSError):

@@ -169,14 +169,14 @@ def add_run_scores(examples: Iterable[Example], run: RankingSource, data: str, p
     """
     run_lines = run.read_ranked(policy)
 
-    def scored(example: Example) -> Example:
+    def add_scores(example: Example) -> Example:
         query, lines = example.query, run_lines.get(example.query.id, [])
         if lines and (text := lines[0].query_text) and text != query.text:
             problem = f"query {query.id} is {text[:60]!r} in this run and {query.text[:60]!r} in {data}"
             raise lines[0].location.error("another question", problem, "give a run with scores of these queries")
         return with_scores(example, {line.passage_id: line.score for line in lines})
 
-    return list(map(scored, examples))
+    return list(map(add_scores, examples))
 
 
 def _training_set(store: TokenStore, tokenizer: TextTokenizer, source: ExampleSource) -> TrainingSet:
@@ -226,7 +226,7 @@ def load_tokenized_corpus(
         DataError: the corpus does not exist.
     """
     with contextlib.suppress(StaleError):
-        return _tokenized(open_store(_corpus_origin(corpus, policy, tokenizer), root), corpus)
+        return _corpus_of_store(open_store(_corpus_origin(corpus, policy, tokenizer), root), corpus)
     return None
 
 
@@ -258,7 +258,7 @@ def load_or_tokenize_corpus(
         writer.strings("ids", ids.strings())
         return {"sha256": scan.sha256, "truncation": asdict(cut), "report": policy.report()}
 
-    return _tokenized(open_or_make_store(_corpus_origin(corpus, policy, tokenizer), root, make, log), corpus)
+    return _corpus_of_store(open_or_make_store(_corpus_origin(corpus, policy, tokenizer), root, make, log), corpus)
 
 
 def _corpus_origin(corpus: Corpus, policy: Policy, tokenizer: TextTokenizer) -> StoreOrigin:
@@ -267,7 +267,7 @@ def _corpus_origin(corpus: Corpus, policy: Policy, tokenizer: TextTokenizer) -> 
     return StoreOrigin(corpus.name, corpus.files, settings)
 
 
-def _tokenized(store: TokenStore, corpus: Corpus) -> TokenizedCorpus:
+def _corpus_of_store(store: TokenStore, corpus: Corpus) -> TokenizedCorpus:
     """Return the tokens of a corpus from its open store."""
     ids, facts = store.strings("ids"), store.facts
     scan = CorpusScan(len(ids), facts["sha256"], stat=corpus.stat())

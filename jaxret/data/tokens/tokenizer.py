@@ -228,7 +228,7 @@ class TextTokenizer:
         """
         full_texts = (self.prompt("query") + text if text else "" for text in texts)
         blocks = ([text for text, *_ in block] for block in _split_blocks((text, "", "") for text in full_texts))
-        return sink(Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks)
+        return sink(Ragged.from_lists([ids for ids, _ in self._encode_prefixes(block, _REACH)]) for block in blocks)
 
     def prompt(self, side: str, query: str | Query = "") -> str:
         """Return the text in front of a passage, or of a query, with its instruction."""
@@ -253,14 +253,14 @@ class TextTokenizer:
         truncation = truncation or Truncation("queries", self.query_length)
         usual = self.prompt("query")
 
-        def prompted() -> Iterator[tuple[str, str, str]]:
+        def parts() -> Iterator[tuple[str, str, str]]:
             for query in texts:
                 prompt = self.prompt("query", query)
                 if isinstance(query, Query) and query.instruction and prompt != usual:
                     self._require_room(prompt, query, truncation.limit)
                 yield prompt + (query.text if isinstance(query, Query) else query), "", prompt
 
-        return sink(self._encode(prompted(), self._start("query"), truncation, progress, fill=self.expand_queries))
+        return sink(self._encode(parts(), self._start("query"), truncation, progress, fill=self.expand_queries))
 
     def passages(
         self,
@@ -318,8 +318,8 @@ class TextTokenizer:
             for block in _split_blocks(texts):
                 rows: list[list[int]] = []
                 sides = (
-                    self._encoded([text for text, *_ in block], limit),
-                    self._encoded([text for _, text, *_ in block], limit),
+                    self._encode_prefixes([text for text, *_ in block], limit),
+                    self._encode_prefixes([text for _, text, *_ in block], limit),
                 )
                 for (_, _, prompt, size), (text, text_read), (title, title_read) in zip(block, *sides):
                     ids = [*start, *title, *([self.sep_id] if title else []), *text, *end] or [self.sep_id]
@@ -348,7 +348,7 @@ class TextTokenizer:
             self._prompt_sizes[prompt] = len(self.backend.encode(prompt, add_special_tokens=False).ids)
         return self._prompt_sizes[prompt]
 
-    def _encoded(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
+    def _encode_prefixes(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
         """Return (ids, characters read) of each text: of the whole text, or of a prefix with at least `limit` ids."""
         results: list[tuple[list[int], int]] = [([], 0)] * len(texts)
         rows, reach = [i for i, text in enumerate(texts) if text], _CHARACTERS * max(limit, 128)

@@ -135,7 +135,7 @@ class ReportFiles:
         )
 
     @property
-    def drawn(self) -> Runs:
+    def workdirs(self) -> Runs:
         """Label -> the run, for pictures. It has all runs, so that a run has the same colour in every picture."""
         return {run.label: [run.workdir] for run in self.runs}
 

@@ -169,7 +169,7 @@ def curves(files: ReportFiles, names: list[str]) -> Html:
         if name in names_in_logs:
             title = _TITLES.get(name, f"Dev {name.removeprefix('validation/')}")
             prefix = f"curve-{'-'.join(name.split('/')).replace('@', '-')}"
-            drawings.append((partial(metric_picture, files.drawn, name), title, prefix))
+            drawings.append((partial(metric_picture, files.workdirs, name), title, prefix))
     return gallery(drawings)
 
 

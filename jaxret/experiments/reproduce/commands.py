@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxret.configs import load_config, load_stages
 from jaxret.data.split_judgements import SETS
-from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, PaperRow, datasets, paper_rows, resolved
+from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, PaperRow, datasets, paper_rows, resolve_row
 from jaxret.runs.mismatch import flatten
 
 # A row's checkpoint -> the value of validation.best.
@@ -61,7 +61,7 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     Raises:
         ValueError: the row has no config for the training set.
     """
-    row = resolved(case.row)
+    row = resolve_row(case.row)
     if row.verb == "count":
         files = dict.fromkeys(measure.rpartition(" of ")[2] for measure in case.measures)
         return [_check_command(case.target, str(_data_path(places, case.target, file))) for file in files]
@@ -114,7 +114,7 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
 def _training_data(case: Case, places: Places) -> tuple[list[list[str]], Path]:
     """Return ([command that mines negatives], value of data.train). There is no command if the data have negatives, or
     if the row is a recipe whose first stage mines. All rows of a data set share the mined file."""
-    source, row = case.source, resolved(case.row)
+    source, row = case.source, resolve_row(case.row)
     data = _data_path(places, source, source.train)
     if not source.mining or (row.verb == "recipe" and "mine" in load_stages(case.config)[0]):
         return [], data
@@ -126,7 +126,7 @@ def _training_data(case: Case, places: Places) -> tuple[list[list[str]], Path]:
 def _chunk_commands(case: Case, places: Places, path: Path, on_error: str = "") -> tuple[list[list[str]], Path]:
     """Return ([command that splits the passages of a file], file that it writes). A row with whole passages has no
     command and keeps `path`."""
-    if not (kind := resolved(case.row).chunks):
+    if not (kind := resolve_row(case.row).chunks):
         return [], path
     out = places.workdir / f"{path.stem}-{kind.replace('=', '-')}.jsonl"
     return [["data", "chunk", str(path), str(out), f"--{kind}", *([f"--on_error={on_error}"] * bool(on_error))]], out
@@ -135,7 +135,7 @@ def _chunk_commands(case: Case, places: Places, path: Path, on_error: str = "") 
 def _warm_up_commands(case: Case, places: Places, seed: int | None) -> tuple[list[list[str]], dict[str, Any]]:
     """Return the commands before a row's training, and the config keys that use their results. The commands generate
     pseudo-queries of the passages, and train I3's head on them."""
-    if not (config := resolved(case.row).warm_up):
+    if not (config := resolve_row(case.row).warm_up):
         return [], {}
     queries_folder = places.workdir / f"generated-{case.source.name}"
     run = places.workdir / re.sub("[/:]", "-", config) / case.source.name
@@ -174,11 +174,11 @@ def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
     rows are stages of one recipe, or a system that is in several tables. Rows of BM25 with the same settings share an
     index.
     """
-    if resolved(case.row).verb == "bm25":
+    if resolve_row(case.row).verb == "bm25":
         return places.workdir / "-".join(
             ["bm25", *(f"{key}-{value}" for key, value in _bm25_settings(case, places).items())]
         )
-    row = resolved(case.row)
+    row = resolve_row(case.row)
     first = _first_rows().get(_training_settings(row, case.source), row.id)
     folder = places.workdir / first.replace("/", "-") / case.source.name
     return folder if seed is None else folder / f"seed-{seed}"
@@ -222,7 +222,7 @@ def missing_files(case: Case, places: Places) -> list[str]:
     """Return a line (path, origin, format) for each file that a case's commands read and that does not exist."""
     words = [word.rpartition("=")[2] for command in case_commands(case, places) for word in command]
     read_paths = [Path(word) for word in words if Path(word).is_relative_to(places.data)]
-    names = [case.source.name, case.target.name, *([GENERATOR] if resolved(case.row).warm_up else [])]
+    names = [case.source.name, case.target.name, *([GENERATOR] if resolve_row(case.row).warm_up else [])]
     names += [data.corpus for data in (case.source, case.target) if data.corpus in datasets()]
     lines = []
     for name in dict.fromkeys(names):
@@ -242,7 +242,7 @@ def _format_note(file: str) -> str:
 
 def _bm25_settings(case: Case, places: Places) -> dict[str, Any]:
     """Return the settings of BM25 by the names of its flags."""
-    return {**resolved(case.row).set, **places.overrides}
+    return {**resolve_row(case.row).set, **places.overrides}
 
 
 def _bm25_command(case: Case, places: Places, corpus: Path, queries: Path, qrels: Path | None) -> list[str]:
@@ -256,7 +256,7 @@ def _bm25_command(case: Case, places: Places, corpus: Path, queries: Path, qrels
 
 
 def _overrides(case: Case, places: Places, seed: int | None, extra_keys: Mapping[str, Any]) -> list[str]:
-    keys = _changed_keys(resolved(case.row), case.config)
+    keys = _changed_keys(resolve_row(case.row), case.config)
     if case.source.dev:
         keys["validation.best"] = BEST[case.checkpoint]
     if case.source.on_error:

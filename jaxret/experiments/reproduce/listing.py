@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxret.configs import load_config, require_keys
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files
-from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
+from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolve_row
 from jaxret.experiments.reproduce.run_row import case_seeds, comparison_table, run_row
 from jaxret.parallel.events import emit
 
@@ -40,7 +40,7 @@ def list_rows(
         _print_listing(tables_text())
         return
     rows = find_rows(pattern)
-    for config in {case.config for row in rows for case in resolved(row).cases() if case.config}:
+    for config in {case.config for row in rows for case in resolve_row(row).cases() if case.config}:
         require_keys(load_config(config), places.overrides, config)
     if run_on is not None:
         if len(rows) > 1:
@@ -107,7 +107,7 @@ def row_numbers(row: PaperRow) -> Iterator[str]:
             f"{measure} {'-' if number is None else f'{number:.4g}'}{_deviation(case, index)}"
             for index, (measure, number) in enumerate(zip(case.measures, case.numbers, strict=True))
         ]
-        is_same = case.source == case.target or resolved(row).verb == "bm25"
+        is_same = case.source == case.target or resolve_row(row).verb == "bm25"
         note = "" if is_same else f" (trained on {case.source.name})"
         yield f"{case.target.name}{note}: {', '.join(values)}"
     for name, times in row.milliseconds.items():
@@ -140,7 +140,7 @@ def row_text(row: PaperRow, places: Places) -> str:
         return "\n".join([*lines, f"not run here: {row.reason or 'no config'}"])
     earlier_lines: set[str] = set()
     missing_lines: dict[str, None] = {}
-    for case in row.cases() or resolved(row).cases():
+    for case in row.cases() or resolve_row(row).cases():
         for seed in case_seeds(case):
             for command in case_commands(case, places, seed):
                 if (line := f"jaxret {shlex.join(command)}") not in earlier_lines:

@@ -183,7 +183,7 @@ def paper_means() -> dict[str, tuple[str, ...]]:
     }
 
 
-def resolved(row: PaperRow) -> PaperRow:
+def resolve_row(row: PaperRow) -> PaperRow:
     """Return the row whose commands are run for `row`: `row`, or the row of `same_as`."""
     return paper_rows()[row.same_as] if row.same_as else row
 

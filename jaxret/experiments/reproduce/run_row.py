@@ -19,7 +19,7 @@ from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
-from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
+from jaxret.experiments.reproduce.papers import Case, PaperRow, resolve_row
 from jaxret.experiments.vector_diversity import JudgedSource, diversity_path, read_diversity
 from jaxret.mining.mining_job import MiningJob, parents_path, require_same_sources
 from jaxret.mining.mining_settings import MiningSettings
@@ -133,7 +133,7 @@ def case_seeds(case: Case) -> list[int | None]:
 def measure_case(case: Case, places: Places) -> Iterator[Measured]:
     """Yield the measured values of a case, from the evaluations that its searches wrote. Raises ValueError for an
     evaluation without the measure of the row."""
-    row = resolved(case.row)
+    row = resolve_row(case.row)
     if row.verb == "diversity":
         yield from _measure_diversity(case, places)
     if not case.row.numbers:

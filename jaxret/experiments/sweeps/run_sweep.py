@@ -79,7 +79,7 @@ class SweepRun:
         return [stage for stage in self.stages if not stage.is_reranker][-1]
 
     @property
-    def measured(self) -> Workdir:
+    def stage_folder(self) -> Workdir:
         """The folder of the stage that is measured."""
         return Workdir(self.folder / self.stage.name)
 
@@ -141,9 +141,9 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> SweepRe
         skipped_runs = [run for run in skipped_runs if not _run_point(run, runs.index(run) + 1, len(runs), evaluation)]
     for run in (run for run in part_runs if run not in skipped_runs):
         if run.report and judged and texts:
-            checkpoint = find_best_checkpoint(run.measured, run.stage.config)
+            checkpoint = find_best_checkpoint(run.stage_folder, run.stage.config)
             if not is_diversity_of(run.report, checkpoint, texts):
-                text = report_diversity(open_run(run.measured), judged)
+                text = report_diversity(open_run(run.stage_folder), judged)
                 print(f"{run.name}: {text}", flush=True)
     if skipped_runs:
         names = " and ".join(run.name for run in skipped_runs)
@@ -152,7 +152,7 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> SweepRe
         return None
     name = evaluation.result_name
     results = {
-        run.label: [read_result(os.fspath(member.measured), name) for member in runs if member.label == run.label]
+        run.label: [read_result(os.fspath(member.stage_folder), name) for member in runs if member.label == run.label]
         for run in runs
     }
     points = {run.label: run.point for run in runs}
@@ -201,7 +201,8 @@ def _with_reports(runs: Sequence[SweepRun], judged: JudgedSource) -> list[SweepR
     """Return the runs with the paths of their reports. Raises ValueError if no point has several vectors per
     passage."""
     runs_with_reports = [
-        replace(run, report=diversity_path(run.measured, judged)) if _has_several_vectors(run) else run for run in runs
+        replace(run, report=diversity_path(run.stage_folder, judged)) if _has_several_vectors(run) else run
+        for run in runs
     ]
     if all(run.report is None for run in runs_with_reports):
         raise ValueError(
@@ -264,7 +265,7 @@ def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSet
 
 
 def _run_state(run: SweepRun, name: str) -> str:
-    if run.measured.evaluation(name).exists():
+    if run.stage_folder.evaluation(name).exists():
         return "measured"
     return "begun" if run.folder.exists() else "-"
 

@@ -22,7 +22,7 @@ JOURNAL_MANIFEST, _JOURNAL = "_manifest.json", "_journal"
 
 
 class ExportJournal:
-    """The journal: `entries` of the finished shards, in order, and whether the export was `started` before."""
+    """The journal: `entries` of the finished shards, in order, and whether the export `has_begun`."""
 
     def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
         """Read the journal in `out`, if there is one. `identity` describes the exported vectors and the table, as JSON.
@@ -33,8 +33,8 @@ class ExportJournal:
         self.out, self._identity = out, dict(identity)
         self.entries: list[dict[str, Any]] = []
         manifest, start = out / JOURNAL_MANIFEST, out / _JOURNAL / "begun.json"
-        self.started = manifest.exists() or start.exists()
-        if not self.started:
+        self.has_begun = manifest.exists() or start.exists()
+        if not self.has_begun:
             if any(path for path in out.iterdir() if not path.name.startswith((".", "_"))):
                 raise FileExistsError(f"{out} exists already, but is no export to a store; give a new folder")
             return
@@ -55,7 +55,7 @@ class ExportJournal:
         """Write to the journal that the export has started."""
         write_json(self.out / _JOURNAL / "begun.json", with_digest({"export": self._identity}))
         publish(self.out)
-        self.started = True
+        self.has_begun = True
 
     def note(self, entry: Mapping[str, Any]) -> None:
         """Write to the journal that the next shard is finished."""

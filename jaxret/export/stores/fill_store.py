@@ -105,7 +105,7 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
 
     Raises FileExistsError for a table that another export wrote, and ValueError for a wrong number of passages.
     """
-    if not journal.started:
+    if not journal.has_begun:
         if store.exists():
             problem = f"{store.place} exists already, but the export in {journal.out} did not make it"
             raise FileExistsError(f"{problem}; choose another --table")

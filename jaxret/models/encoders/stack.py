@@ -79,7 +79,7 @@ class Stack(nn.Module):
         def layer(carry: Tree, inputs: Tree, first: int | None = None) -> tuple[Tree, Tree]:
             hidden, gradient = carry
             row, gradient = _open_row(gradient, inputs[0])
-            run_layer = self._recomputed(partial(compute, first=first), in_loop=first is None)
+            run_layer = self._with_recomputation(partial(compute, first=first), in_loop=first is None)
             hidden, states = run_layer(hidden, row, inputs)
             return (hidden, gradient), states
 
@@ -119,7 +119,7 @@ class Stack(nn.Module):
         counts = jnp.isin(index + 1, jnp.array(adapters.numbers))
         return map_with_names(lambda name, x: x * counts if name.endswith(("lora_a", "lora_b")) else x, params)
 
-    def _recomputed(self, function: Callable[..., Any], in_loop: bool) -> Callable[..., Any]:
+    def _with_recomputation(self, function: Callable[..., Any], in_loop: bool) -> Callable[..., Any]:
         """Return the function with the recompute policy. It never saves gathered parameters, which it reads itself."""
         names = RECOMPUTE[self.compute.recompute]
         if names is None:

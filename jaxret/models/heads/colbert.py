@@ -119,15 +119,15 @@ class ColbertHead(VectorHead):
         options = {f"{side}_marker": None if id == -1 else id for side, id in markers.items()}
         return {**options, "expand_queries": self.expansion != "none"}
 
-    def attended(self, tokens: Tokens, side: Side) -> Tokens:
-        if side != "query" or not self.unattended():
+    def attention_tokens(self, tokens: Tokens, side: Side) -> Tokens:
+        if side != "query" or not self.unattended_tokens():
             return tokens
         text = jnp.where(tokens.mask, tokens.ids, self.mask_id) != self.mask_id
         # A [MASK] before the last other token is part of the text.
         in_text = jnp.flip(jnp.cumsum(jnp.flip(text, axis=1), axis=1), axis=1) > 0
         return replace(tokens, mask=tokens.mask & in_text)
 
-    def unattended(self) -> str:
+    def unattended_tokens(self) -> str:
         return "[MASK]s after a query" if self.expansion == "unattended" else ""
 
     def vector_mask(self, texts: Ragged, side: Side) -> np.ndarray:
@@ -160,12 +160,12 @@ class ColbertHead(VectorHead):
         if self.skiplist and text.side == "passage":
             # Move the vectors before the skipped tokens, in order, because only the number of a text's vectors is
             # stored.
-            counts = mask & ~self._skipped(text.tokens.ids)
+            counts = mask & ~self._skip_mask(text.tokens.ids)
             order = jnp.argsort(~counts, axis=1, stable=True)
             vectors = jnp.take_along_axis(vectors, order[..., None], axis=1)
             mask = jnp.take_along_axis(counts, order, axis=1)
         return Embeddings(vectors, mask)
 
-    def _skipped(self, ids: Int[jax.Array, "B T"]) -> Bool[jax.Array, "B T"]:
+    def _skip_mask(self, ids: Int[jax.Array, "B T"]) -> Bool[jax.Array, "B T"]:
         """Return a mask of the tokens without a vector. The first token always has one, so that no passage is empty."""
         return jnp.isin(ids, jnp.array(self.skiplist)) & (jnp.arange(ids.shape[1]) > 0)

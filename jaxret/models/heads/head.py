@@ -142,11 +142,11 @@ class VectorHead(nn.Module):
         """Return the fields of `TextTokenizer` that the family sets."""
         return {}
 
-    def attended(self, tokens: Tokens, side: Side) -> Tokens:
+    def attention_tokens(self, tokens: Tokens, side: Side) -> Tokens:
         """Return the tokens for the encoder, whose mask says which tokens may be attended to."""
         return tokens
 
-    def unattended(self) -> str:
+    def unattended_tokens(self) -> str:
         """Return a description, for errors, of the tokens that no token attends to; "": there are no such tokens."""
         return ""
 

@@ -130,4 +130,4 @@ def sparse_passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: 
         if begin < end:
             parts.append(shard.take(rows[begin:end] - first))
     source = "words of passages in place of questions, each without its own passage"
-    return RecallQueries(SparseRows.joined(parts).astype(np.float32), source, rows)
+    return RecallQueries(SparseRows.concatenate(parts).astype(np.float32), source, rows)

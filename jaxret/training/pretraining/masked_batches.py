@@ -36,7 +36,7 @@ class MaskedBatches:
 
     def __len__(self) -> int:
         """Return the number of examples of an epoch."""
-        return len(self.spans.paired) if self.in_pairs else len(self.spans)
+        return len(self.spans.documents_with_pairs) if self.in_pairs else len(self.spans)
 
     @property
     def batch_size(self) -> int:
@@ -53,7 +53,7 @@ class MaskedBatches:
         examples = shuffled_rows(self.data_seed, batch_number, self.size, len(self))
         if self.in_pairs:
             first = self.spans.first
-            documents = self.spans.paired[examples]
+            documents = self.spans.documents_with_pairs[examples]
             # The seed has as many numbers as the seeds of masks, and differs from them.
             random = np.random.default_rng((self.data_seed, batch_number, 0, 2))
             pairs = [first[d] + random.choice(first[d + 1] - first[d], 2, replace=False) for d in documents]

@@ -50,7 +50,7 @@ class PretrainingCorpus:
         return {"documents": len(self.documents), "spans": len(self.spans), "sha256": self.documents.sha256}
 
     def __len__(self) -> int:
-        return len(self.spans.paired) if self.in_pairs else len(self.spans)
+        return len(self.spans.documents_with_pairs) if self.in_pairs else len(self.spans)
 
 
 PretrainingJob: TypeAlias = TrainingJob[PretrainingModel, PretrainingCorpus, MaskedTexts]

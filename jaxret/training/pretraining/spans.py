@@ -92,7 +92,7 @@ class Spans:
         return int((self.stops - self.starts).max())
 
     @cached_property
-    def paired(self) -> np.ndarray:
+    def documents_with_pairs(self) -> np.ndarray:
         """Numbers of the documents with at least two spans."""
         return np.flatnonzero(np.diff(self.first) > 1)
 

@@ -23,7 +23,7 @@ from jaxret.experiments.reproduce import papers
 from jaxret.experiments.reproduce import run_row as run_row_module
 from jaxret.experiments.reproduce.commands import FILE_FORMATS, Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.listing import list_rows, row_text
-from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
+from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolve_row
 from jaxret.experiments.reproduce.run_row import Measured, case_seeds, measure_case, run_row
 from jaxret.runs.mismatch import ContractError
 from jaxret.storage.atomic import require_parent
@@ -42,7 +42,7 @@ def test_a_row_has_a_config_or_a_reason() -> None:
     for row in paper_rows().values():
         assert bool(row.reason) != bool(row.config or row.same_as or row.counts or row.verb == "bm25"), row.id
         if row.same_as:
-            assert resolved(row).runnable, row.id
+            assert resolve_row(row).runnable, row.id
 
 
 def test_a_row_has_as_many_numbers_as_measures() -> None:
@@ -143,7 +143,7 @@ def test_results_are_read_where_each_search_writes_them(tmp_path: Path) -> None:
                 touch_sources(command)
             paths = list(run_row_module._evaluation_parts(case, places, Path("run")))
             assert len(paths) == len(searches), case.row.id
-            assert all(("max-passage" in path.name) == bool(resolved(case.row).chunks) for path in paths)
+            assert all(("max-passage" in path.name) == bool(resolve_row(case.row).chunks) for path in paths)
             seen += 1
     assert seen > 150
 
@@ -218,7 +218,7 @@ def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Pa
         case = find_rows(row)[0].cases()[0]
         mine, train, *_ = case_commands(case, places)
         mined.add(" ".join(mine))
-        assert (mine[0], train[0]) == ("mine", resolved(case.row).verb)
+        assert (mine[0], train[0]) == ("mine", resolve_row(case.row).verb)
         out = mine[-1].removeprefix("--out=")
         assert f"--config.data.train={out}" in train
     assert len(mined) == 2, "one file per corpus"

@@ -47,7 +47,7 @@ def queries_of(run: Run) -> SparseRows:
     vectors = run.embedder()(run.tokenizer.queries(texts), "query")
     assert isinstance(vectors, SparseRows)
     empty = SparseRows.from_dense(np.zeros((1, vectors.dimension), np.float32))
-    return SparseRows.joined([vectors, empty])
+    return SparseRows.concatenate([vectors, empty])
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_documents_are_cut_into_few_equal_spans() -> None:
     for document in range(len(corpus)):  # no token is lost, and no span crosses a document
         parts = [spans[i] for i in range(spans.first[document], spans.first[document + 1])]
         assert not parts or np.concatenate(parts).tolist() == corpus[document].tolist()
-    assert spans.paired.tolist() == [2, 3, 4, 6]
+    assert spans.documents_with_pairs.tolist() == [2, 3, 4, 6]
     two = cut_spans(corpus, longest=30, shortest=4, least=2)
     assert np.diff(two.first).tolist() == [0, 0, 2, 2, 2, 2, 3]
 
