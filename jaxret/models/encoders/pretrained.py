@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,17 @@ from flax import traverse_util
 from safetensors.numpy import save
 
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
-from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
+from jaxret.models.encoders.architectures import (
+    ARCHITECTURES,
+    EncoderConfig,
+    StoredTensors,
+    read_config,
+    stored_tensors,
+)
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.sentence_transformers import encoder_folder
 from jaxret.models.encoders.weight_files import (
+    StoredWeights,
     conversion_command,
     gguf_command,
     has_weights,
@@ -174,35 +181,15 @@ def load_pretrained(
         tensors = {path: tensor for path, tensor in tensors.items() if not path.startswith("mlm_head/")}
     with open_weights(directory) as weights:
         file_names: dict[str, str] = {}
-        problems: list[str] = []
         for name in weights.files:
-            twin = file_names.setdefault(canonical(name, architecture.prefix), name)
-            if twin != name:
-                problems.append(f"duplicate {twin} and {name}")
-        required_names = {name for tensor in tensors.values() for name in tensor.names}
-        problems += [f"missing {name}" for name in sorted(required_names - file_names.keys())]
+            file_names.setdefault(canonical(name, architecture.prefix), name)
         stored_names = {name for tensor in stored_tensors(stored_config).values() for name in tensor.names}
-        prefixes = (*architecture.buffers, *ignore)
-        extra = [
-            name
-            for name in file_names.keys() - required_names - stored_names
-            if not (name.startswith(prefixes) or name.endswith(architecture.buffer_endings))
-        ]
-        problems += [f"unused {name}" for name in sorted(extra)]
-        for names, expected, _ in tensors.values():
-            for name in names:
-                if name in file_names and (shape := weights.shape(file_names[name])) != expected:
-                    problems.append(f"{name} has shape {shape}, config.json requires {expected}")
-        output = file_names.get(architecture.mlm_output)
-        if "mlm_head/bias" in tensors and output and not problems:
-            words = file_names[tensors["embeddings/word/embedding"].names[0]]
-            if not np.array_equal(weights.array(output), weights.array(words)):
-                problems.append(f"{output} differs from {words}, which is the output matrix of the MLM head here")
-        if problems:
+        if problems := _tensor_problems(weights, file_names, tensors, config, stored_names, ignore):
             summary = "; ".join(problems[:_MOST_PROBLEMS]) + f"; and {len(problems) - _MOST_PROBLEMS} more" * (
                 len(problems) > _MOST_PROBLEMS
             )
-            remedy = f". Unused tensors can be declared with encoder.ignore (now {list(ignore)})" if extra else ""
+            has_unused = any(problem.startswith("unused ") for problem in problems)
+            remedy = f". Unused tensors can be declared with encoder.ignore (now {list(ignore)})" if has_unused else ""
             raise ValueError(f"{weights.path} does not fit {directory / 'config.json'}: {summary}{remedy}")
         flat: dict[str, np.ndarray] = draw_mlm_head(config, seed) if draws_head else {}
         for path, (names, _, stacked) in tensors.items():
@@ -211,6 +198,47 @@ def load_pretrained(
                 arrays = [array.T for array in arrays]
             flat[path] = np.stack(arrays) if stacked else arrays[0]
     return config, traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _tensor_problems(
+    weights: StoredWeights,
+    file_names: Mapping[str, str],
+    tensors: Mapping[str, StoredTensors],
+    config: EncoderConfig,
+    stored_names: Set[str],
+    ignore: Sequence[str],
+) -> list[str]:
+    """Return how the tensors of a file differ from those of an encoder.
+
+    Args:
+        weights: the file.
+        file_names: canonical name -> name in the file.
+        tensors: parameter path -> tensors to read.
+        config: config of the encoder.
+        stored_names: canonical names of the tensors that config.json describes, which may be more.
+        ignore: name prefixes of tensors that may be unused.
+    """
+    architecture = ARCHITECTURES[config.model_type]
+    names_in_file = [(file_names[canonical(name, architecture.prefix)], name) for name in weights.files]
+    problems = [f"duplicate {twin} and {name}" for twin, name in names_in_file if twin != name]
+    required_names = {name for tensor in tensors.values() for name in tensor.names}
+    problems += [f"missing {name}" for name in sorted(required_names - file_names.keys())]
+    prefixes = (*architecture.buffers, *ignore)
+    problems += [
+        f"unused {name}"
+        for name in sorted(file_names.keys() - required_names - stored_names)
+        if not (name.startswith(prefixes) or name.endswith(architecture.buffer_endings))
+    ]
+    for names, expected, _ in tensors.values():
+        for name in names:
+            if name in file_names and (shape := weights.shape(file_names[name])) != expected:
+                problems.append(f"{name} has shape {shape}, config.json requires {expected}")
+    output = file_names.get(architecture.mlm_output)
+    if "mlm_head/bias" in tensors and output and not problems:
+        words = file_names[tensors["embeddings/word/embedding"].names[0]]
+        if not np.array_equal(weights.array(output), weights.array(words)):
+            problems.append(f"{output} differs from {words}, which is the output matrix of the MLM head here")
+    return problems
 
 
 def stores_mlm_head(directory: str | Path) -> bool:
