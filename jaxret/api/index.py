@@ -272,14 +272,14 @@ class Index:
         """
         require_unforked()
         self._require_no_index()
-        where = {key: f"ids[{number}]" for number, key in enumerate(listed_texts(ids, str, "ids"))}
+        arguments = {key: f"ids[{number}]" for number, key in enumerate(listed_texts(ids, str, "ids"))}
         self.refresh()
-        if all(key in where for _, block in self._searcher.encoded_corpus.id_blocks() for key in block):
+        if all(key in arguments for _, block in self._searcher.encoded_corpus.id_blocks() for key in block):
             raise ValueError(
                 f"ids has all {len(self):,} passages of the index, which would have no passage to search: nothing was "
                 "deleted; `jaxret encode --delete` can delete all passages"
             )
-        count, _ = delete_ids(self._searcher.folder, where)
+        count, _ = delete_ids(self._searcher.folder, arguments)
         self.refresh()
         return count
 

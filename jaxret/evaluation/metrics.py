@@ -211,11 +211,11 @@ def _judged_ranks(query_id: str, ranking: Ranking, relevance: Mapping[str, int])
 
 def _raise_bad_scores(query_id: str, ranking: Ranking) -> None:
     for rank, (passage_id, score) in enumerate(ranking, 1):
-        where = f"query {query_id!r}, rank {rank}, passage {passage_id!r}"
+        location = f"query {query_id!r}, rank {rank}, passage {passage_id!r}"
         if math.isnan(score):
-            raise ValueError(f"{where}: the score is NaN, so the passages cannot be ranked; write the run again")
+            raise ValueError(f"{location}: the score is NaN, so the passages cannot be ranked; write the run again")
         if rank > 1 and score > ranking[rank - 2][1]:
             raise ValueError(
-                f"{where}: score {score!r} is above {ranking[rank - 2][1]!r} one rank before; "
+                f"{location}: score {score!r} is above {ranking[rank - 2][1]!r} one rank before; "
                 "sort the ranking by descending score"
             )

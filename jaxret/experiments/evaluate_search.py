@@ -64,7 +64,7 @@ class Retrieved:
     provenance: Mapping[str, Any]  # provenance of the evaluation, without the data set
     bytes_per_passage: float  # bytes that the system stores per passage
     latency: Callable[[], dict[str, Any]]  # measures the times of single queries
-    where: str = "in the corpus"  # description of the searched passages, for messages
+    scope: str = "in the corpus"  # description of the searched passages, for messages
 
 
 def plan_evaluation(
@@ -226,7 +226,7 @@ def _count_missing_passages(retrieval: Retrieved, dataset: EvaluationQueries) ->
     relevant = {judgement.passage_id for judgement in dataset.judgements if judgement.relevance > 0}
     count = len(retrieval.missing_ids(relevant))
     if count:
-        print(f"{count:,} of {len(relevant):,} relevant passages are not {retrieval.where}: they count as not found")
+        print(f"{count:,} of {len(relevant):,} relevant passages are not {retrieval.scope}: they count as not found")
     return count
 
 

@@ -33,7 +33,7 @@ def measures_for(k: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{measure.kind}@{min(measure.cutoff or k, k)}" for measure in parsed_measures))
 
 
-def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> MeasureNames:
+def choose_measures(measures: Sequence[str] | None, k: int, file_name: str = "") -> MeasureNames:
     """Return the measures of an evaluation of rankings with k passages.
 
     Names of measures by judgements replace MEASURES, and names Accuracy@k replace ANSWER_CUTOFFS: each kind has its own
@@ -42,7 +42,7 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
     Args:
         measures: names of ir-measures, and Accuracy@k; None for the default.
         k: number of passages per query.
-        where: the file that has k passages per query; "" if k is the value of --k.
+        file_name: the file that has k passages per query; "" if k is the value of --k.
 
     Raises:
         ValueError: a measure is unknown, or deeper than k.
@@ -53,8 +53,8 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
     depths = {**cutoffs, **{measure.name: measure.cutoff or 0 for measure in parsed_measures}}
     deepest = max(depths, key=lambda name: depths[name], default="")
     if deepest and depths[deepest] > k:
-        if where:
-            raise ValueError(f"{deepest} needs {depths[deepest]} passages per query; {where} has {k} at most")
+        if file_name:
+            raise ValueError(f"{deepest} needs {depths[deepest]} passages per query; {file_name} has {k} at most")
         raise ValueError(f"{deepest} needs --k={depths[deepest]} or more; only {k} passages per query are requested")
     return MeasureNames(
         names=tuple(measure.name for measure in parsed_measures) or measures_for(k),

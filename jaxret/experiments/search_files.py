@@ -80,7 +80,7 @@ def search_files(
         provenance=make_provenance(run, outcome.encoded_corpus.corpus_identity, outcome.to_json(run, evaluation.k)),
         bytes_per_passage=searcher.encoded_corpus.bytes_per_passage,
         latency=lambda: _measure_times(searcher, plan),
-        where="among those that match" if outcome.filters else "in the corpus",
+        scope="among those that match" if outcome.filters else "in the corpus",
     )
     cut = [RunWarning("truncation", str(outcome.truncation))] if outcome.truncation.cut else []
     keep_warnings(run.workdir, f"search {plan.results.stem}", cut)

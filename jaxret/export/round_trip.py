@@ -55,7 +55,7 @@ def run_states(run: Run, side: Side, tokens: Ragged) -> np.ndarray:
     return np.asarray(run.model.hidden_states(run.params, batch, side).states)[:, mask]
 
 
-def check_round_trip(run: Run, compute: OutputPair, what: str) -> str:
+def check_round_trip(run: Run, compute: OutputPair, values: str) -> str:
     """Compare an export with its run. Return a sentence on the largest difference. `what` is the name of the numbers.
 
     Raises ValueError if the numbers differ by more than rounding, or in shape.
@@ -65,12 +65,12 @@ def check_round_trip(run: Run, compute: OutputPair, what: str) -> str:
         run_numbers, file_numbers = compute(side, sample_tokens(run, side))
         if run_numbers.shape != file_numbers.shape:
             raise ValueError(
-                f"read back, {what} of the {side} texts have the shape {list(file_numbers.shape)}, in the run "
+                f"read back, {values} of the {side} texts have the shape {list(file_numbers.shape)}, in the run "
                 f"{list(run_numbers.shape)}: nothing was exported"
             )
         size = max(float(np.abs(run_numbers).max()), 1.0)
         largest = max(largest, float(np.abs(run_numbers - file_numbers).max()) / size)
-    sentence = f"read back, {what} of {len(sample_texts())} texts differ by {largest:.1e} at most"
+    sentence = f"read back, {values} of {len(sample_texts())} texts differ by {largest:.1e} at most"
     if not largest <= TOLERANCE:
         raise ValueError(f"{sentence}, more than {TOLERANCE:.0e}: nothing was exported")
     return sentence

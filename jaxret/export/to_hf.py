@@ -50,8 +50,8 @@ def write_head_and_compare(run: Run, out: Path, encoder: Path) -> list[str]:
         lambda side, tokens: (run_vectors(run, side, tokens), embedder(tokens, side).flat),
         "vectors by jaxret.export.exported.read_export",
     )
-    what = f"its parameters ({', '.join(names)}) are in {HEAD}" if names else "it has no parameters"
-    head = f"The encoder's files do not describe head {run.config.head.name!r}: {what}, its settings in {CONFIG}."
+    parameters = f"its parameters ({', '.join(names)}) are in {HEAD}" if names else "it has no parameters"
+    head = f"The encoder's files do not describe head {run.config.head.name!r}: {parameters}, its settings in {CONFIG}."
     notes = [sentence, head]
     if encoder == out and run.config.head.token == "cls":
         notes.append(

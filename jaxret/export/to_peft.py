@@ -48,8 +48,11 @@ def write_peft(run: Run, out: Path) -> list[str]:
         lambda side, tokens: (run_vectors(run, side, tokens), run_vectors(merged_run, side, tokens)),
         "vectors of the base with these adapters",
     )
-    what = f"its parameters ({', '.join(head_names)}) are in {HEAD}" if head_names else "it has no parameters"
-    notes = [sentence, f"PEFT's files do not describe head {run.config.head.name!r}: {what}, its settings in {CONFIG}."]
+    parameters = f"its parameters ({', '.join(head_names)}) are in {HEAD}" if head_names else "it has no parameters"
+    notes = [
+        sentence,
+        f"PEFT's files do not describe head {run.config.head.name!r}: {parameters}, its settings in {CONFIG}.",
+    ]
     if run.config.encoder.layers:
         notes.append(
             f"The adapters are for the first layers of the base: load it with num_hidden_layers={shapes.num_layers}."

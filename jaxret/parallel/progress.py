@@ -191,7 +191,7 @@ class Progress:
             self._bar.set_postfix_str(self._note)
         self._bar.update(self.done - self._bar.n)
 
-    def _write_line(self, how: str) -> None:
+    def _write_line(self, preposition: str) -> None:
         """Write "2026-01-31 12:00:00 encode: 1,024 of 4,096 texts (25%) for 0:01:00, 17.1 text/s, 0:03:00 left"."""
         from tqdm import tqdm
 
@@ -202,10 +202,10 @@ class Progress:
             parts[0] += f" of {self.total:,}"
         parts[0] += f" {_PLURALS.get(self.unit, self.unit + 's')}"
         parts[0] += f" ({self.done / self.total:.0%})" if self.total else ""
-        parts[0] += f" {how} {tqdm.format_interval(seconds)}"
+        parts[0] += f" {preposition} {tqdm.format_interval(seconds)}"
         if rate:
             parts.append(f"{rate:,.3g} {self.unit}/s" if rate < 1000 else f"{rate:,.0f} {self.unit}/s")
-        if self.total and rate and how == "for":
+        if self.total and rate and preposition == "for":
             parts.append(f"{tqdm.format_interval((self.total - self.done) / rate)} left")
         if self._note:
             parts.append(self._note)

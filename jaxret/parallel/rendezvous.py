@@ -93,7 +93,7 @@ async def _join(host: str, port: int, introduction: str, timeout: float) -> str:
             raise ConnectionError("the connection was closed")
         except (OSError, EOFError) as error:  # process 0 has not started, or an earlier job still uses the port
             if clock() > end:
-                return f"no process 0 at {host}:{port} within {timeout:g} s ({_why(error)})"
+                return f"no process 0 at {host}:{port} within {timeout:g} s ({_cause(error)})"
         finally:
             if writer:
                 writer.close()
@@ -110,7 +110,7 @@ def _listen(port: int) -> socket.socket:
                 raise
             return socket.create_server(("", port))  # a host without IPv6
     except OSError as error:
-        raise RendezvousError(f"process 0 cannot listen at port {port} of this host: {_why(error)}") from error
+        raise RendezvousError(f"process 0 cannot listen at port {port} of this host: {_cause(error)}") from error
 
 
 def _misfit(process_ids: dict[asyncio.StreamWriter, int], number: int, total: int, count: int) -> str:
@@ -137,7 +137,7 @@ def _missing(numbers: Collection[int], count: int, address: str, timeout: float)
     return f"{noun} {', '.join(first)}{remainder} of {count} did not come to {address} within {timeout:g} s"
 
 
-def _why(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return str(error.strerror)
     if isinstance(error, OSError) and error.errno:

@@ -251,13 +251,13 @@ def list_search_program(
         load: k and precision.
         device: device with the block.
     """
-    where = SingleDeviceSharding(device)
+    sharding = SingleDeviceSharding(device)
     length = padded_length(config.tokens.passage_length)
     _, rows, _ = next(plan_batches(np.full(BLOCK_ROWS, length), BLOCK_ROWS, 1))
     queries = power_of_two(QUERY_ROWS // (config.tokens.query_length if retriever.late_interaction else 1))
-    abstract_vectors = partial(_abstract_vectors, retriever.dimension, load.precision, where)
-    owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=where)
-    mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=where)
+    abstract_vectors = partial(_abstract_vectors, retriever.dimension, load.precision, sharding)
+    owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=sharding)
+    mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=sharding)
     lists = abstract_vectors(QUERY_ROWS), owner, abstract_vectors(rows, length), mask
     tile_passages = passages_of_tile(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
     return AbstractProgram(
@@ -265,11 +265,11 @@ def list_search_program(
     )
 
 
-def _abstract_vectors(dimension: int, precision: str, where: Any, *shape: int) -> Compressed:
+def _abstract_vectors(dimension: int, precision: str, sharding: Any, *shape: int) -> Compressed:
     """Return abstract vectors with a shape and a precision."""
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     values = array(*shape, dimension, dtype=find_precision(precision).dtype)
     if precision == "float32":
@@ -295,7 +295,7 @@ def abstract_sharded(tree: Any, shardings: Any) -> Any:
 def abstract_tokens(
     texts: int,
     length: int,
-    where: NamedSharding,
+    sharding: NamedSharding,
     leading_axes: tuple[int, ...] = (),
     packed_shape: Sequence[int] | None = None,
 ) -> Tokens:
@@ -303,28 +303,30 @@ def abstract_tokens(
 
     Args:
         texts, length: sizes of the array.
-        where: sharding of the rows.
+        sharding: sharding of the rows.
         leading_axes: sizes of the leading axes of stacked batches.
         packed_shape: (rows, width) of packed texts; None: not packed.
     """
     shape = (*leading_axes, texts, length)
-    ids, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=where) for dtype in (jnp.int32, jnp.bool_))
+    ids, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in (jnp.int32, jnp.bool_))
     if packed_shape is None:
         return Tokens(ids, mask)
-    position = jax.ShapeDtypeStruct(shape[:-1], jnp.int32, sharding=where)
+    position = jax.ShapeDtypeStruct(shape[:-1], jnp.int32, sharding=sharding)
     return Tokens(ids, mask, position, Packing(position, *packed_shape))
 
 
-def abstract_batch(shapes: Shapes, where: NamedSharding, count: int = 1) -> Batch:
+def abstract_batch(shapes: Shapes, sharding: NamedSharding, count: int = 1) -> Batch:
     """Return the abstract batch of an update, which is `count` stacked batches."""
     leading_axes = (count,) if count > 1 else ()
 
     def ids(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*leading_axes, *shape), jnp.int32, sharding=where)
+        return jax.ShapeDtypeStruct((*leading_axes, *shape), jnp.int32, sharding=sharding)
 
     return Batch(
-        queries=abstract_tokens(shapes.queries, shapes.query_length, where, leading_axes, shapes.packed_queries),
-        passages=abstract_tokens(shapes.documents, shapes.passage_length, where, leading_axes, shapes.packed_passages),
+        queries=abstract_tokens(shapes.queries, shapes.query_length, sharding, leading_axes, shapes.packed_queries),
+        passages=abstract_tokens(
+            shapes.documents, shapes.passage_length, sharding, leading_axes, shapes.packed_passages
+        ),
         positives=ids(shapes.queries),
         passage_ids=ids(shapes.documents),
         known_positives=ids(shapes.queries, shapes.positives),

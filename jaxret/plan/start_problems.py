@@ -22,15 +22,15 @@ def start_problems(verb: str, config: ConfigDict, topology: Topology) -> Iterato
         yield f"cannot be started: mesh.platform is {required_platform!r}, and {topology} is {platform!r}"
     if topology.hosts == 1:
         return
-    where = f"{topology} is {topology.hosts} hosts"
+    hosts = f"{topology} is {topology.hosts} hosts"
     start = "with --coordinator=auto" if platform == "tpu" else "with --coordinator (docs/clusters.md)"
     if verb == "search":
-        yield f"{where}: start jaxret search on each, {start}; each holds its part of the passages"
+        yield f"{hosts}: start jaxret search on each, {start}; each holds its part of the passages"
     elif verb == "train" and not config.mesh.coordinator:
         yield (
-            f"cannot be started so: {where}, and mesh.coordinator is empty; set it to auto (TPU slices, srun) or to "
+            f"cannot be started so: {hosts}, and mesh.coordinator is empty; set it to auto (TPU slices, srun) or to "
             "HOST:PORT of process 0, and start the command on each (docs/clusters.md)"
         )
     elif verb == "encode":
         start = "with --coordinator=auto" if platform == "tpu" else "each as a separate job"
-        yield f"{where}: start jaxret encode on each, {start} (docs/encoding.md)"
+        yield f"{hosts}: start jaxret encode on each, {start} (docs/encoding.md)"

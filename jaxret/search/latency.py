@@ -150,9 +150,9 @@ def describe_latency(latency: Mapping[str, Any]) -> str:
         "disk": "read from disk each time",
         "mapped": "mapped from disk",
     }
-    where = f", vectors {places[latency['vectors']]}" if "vectors" in latency else ""
-    where += f", {latency['k']} passages each" * ("rerank_ms" in latency)
-    return f"one question at a time ({latency['questions']:,} asked{where}): {'; '.join(phases)}" + "".join(
+    details = f", vectors {places[latency['vectors']]}" if "vectors" in latency else ""
+    details += f", {latency['k']} passages each" * ("rerank_ms" in latency)
+    return f"one question at a time ({latency['questions']:,} asked{details}): {'; '.join(phases)}" + "".join(
         f"\nsearch of the first {int(count):,} passages: p50 {times['p50']:.2f} ms, p99 {times['p99']:.2f} ms"
         for count, times in latency.get("search_ms_by_passages", {}).items()
     )

@@ -148,16 +148,16 @@ def merged_result(scores: np.ndarray, rows: np.ndarray, work: Sequence[tuple[int
     return SearchResult(scores, rows, backend, rounds, sum(pairs for pairs, _ in work))
 
 
-def merge_results(results: Sequence[SearchResult], width: int, where: str) -> SearchResult:
+def merge_results(results: Sequence[SearchResult], width: int, location: str) -> SearchResult:
     """Return the best passages of all ranges.
 
     `results` are the results of the ranges, with rows of the corpus; `width` is the number of passages to return for
-    each query; `where` is the part of the description that says where the ranges were searched.
+    each query; `location` is the part of the description that says where the ranges were searched.
     """
     best = merge_ranges(
         len(results[0].scores), width, lambda part: [(result.scores[part], result.rows[part]) for result in results]
     )
-    return merged_result(*best, list(map(_work, results)), f"{results[0].backend}, {where}")
+    return merged_result(*best, list(map(_work, results)), f"{results[0].backend}, {location}")
 
 
 def _work(result: SearchResult) -> tuple[int, int]:
@@ -180,11 +180,11 @@ def searching(all_processes: bool, platform: str, flags: Mapping[str, str]) -> I
             yield
 
 
-def _describe_difference(where: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    """Return a description of the settings that differ; "" if none differs. `where` says where the first settings
-    are."""
+def _describe_difference(location: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Return a description of the settings that differ; "" if none differs. `location` says where the first
+    settings are."""
     names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
-    return ", ".join(f"{name} is {second.get(name)!r}, but {first.get(name)!r} {where}" for name in names)
+    return ", ".join(f"{name} is {second.get(name)!r}, but {first.get(name)!r} {location}" for name in names)
 
 
 def _of_first(array: np.ndarray | None, dtype: Any) -> np.ndarray:

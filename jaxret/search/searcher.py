@@ -181,8 +181,8 @@ class Searcher:
                 lambda: self.encoded_corpus.select(matching_rows(self.encoded_corpus, self.filters))
             )
         if not self.encoded_corpus.total_rows:
-            why = f"none has {' '.join(self.filters)}" if self.filters else "all were deleted"
-            raise ValueError(f"{folder} has no passage to search: {why}")
+            reason = f"none has {' '.join(self.filters)}" if self.filters else "all were deleted"
+            raise ValueError(f"{folder} has no passage to search: {reason}")
         self.lists: InvertedLists | None = None
         self.generator: CandidateGenerator | None = None
         self.index: FaissIndex | SeismicIndex | None = None

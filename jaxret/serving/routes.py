@@ -391,11 +391,11 @@ class Routes:
             return model.tokens(texts, *arguments)
         return await run_in_threadpool(model.tokens, texts, *arguments)
 
-    def _allow(self, count: int, what: str) -> None:
+    def _allow(self, count: int, kind: str) -> None:
         """Raise `RefusalError` for an answer with more hits or numbers than are allowed."""
-        limit = {"hits": self._options.most_hits, "numbers": self._options.most_numbers}[what]
+        limit = {"hits": self._options.most_hits, "numbers": self._options.most_numbers}[kind]
         if count > limit:
-            message = f"the answer would have {count} {what}; {limit} are allowed: send fewer texts at a time"
+            message = f"the answer would have {count} {kind}; {limit} are allowed: send fewer texts at a time"
             raise RefusalError(413, message, "answer_too_large")
 
     def _of_task(self, name: str, kind: type[Any], description: str) -> Any:

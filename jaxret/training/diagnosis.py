@@ -52,8 +52,8 @@ def diagnose(
     for encoder, hidden in objective.hidden_states(params, batch):
         for layer, state in enumerate(hidden.states):
             if not bool(jnp.all(jnp.isfinite(state))):
-                where = "the embedding layer" if layer == 0 else f"layer {layer}"
-                return f"{where} of the {encoder} is not finite"
+                layer_name = "the embedding layer" if layer == 0 else f"layer {layer}"
+                return f"{layer_name} of the {encoder} is not finite"
 
     def loss(params: Any, batch: Any, key: jax.Array, batch_number: Any, teacher: Any) -> Any:
         terms = objective.with_teacher(teacher)(params, batch, key, batch_number)

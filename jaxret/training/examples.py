@@ -29,12 +29,12 @@ from jaxret.training.validation import CORPUS_MEASURES, DevCollection
 from jaxret.types import Ragged
 
 
-def example_source(config: ConfigDict, which: str) -> ExampleSource:
-    """Return the source of the examples of a config; `which` is "train" or "dev"."""
-    training, data = which == "train", config.data
+def example_source(config: ConfigDict, set_name: str) -> ExampleSource:
+    """Return the source of the examples of a config; `set_name` is "train" or "dev"."""
+    training, data = set_name == "train", config.data
     return ExampleSource(
-        path=data[which],
-        split=data[f"{which}_split"],
+        path=data[set_name],
+        split=data[f"{set_name}_split"],
         on_error=data.on_error,
         negatives_run=data.negatives_run if training else data.dev_negatives_run,
         pseudo_queries=data.pseudo_queries if training and data.pseudo_queries != "query" else "",
@@ -45,20 +45,20 @@ def example_source(config: ConfigDict, which: str) -> ExampleSource:
 
 def require_sources(config: ConfigDict) -> None:
     """Raise DataError for missing data of a config. It is called before any data are tokenized."""
-    for which in ("train", "dev"):
-        if config.data[which]:
-            example_source(config, which).files()
+    for set_name in ("train", "dev"):
+        if config.data[set_name]:
+            example_source(config, set_name).files()
     validation_corpus(config)
 
 
 def load_examples(
-    config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, log: Callable[[str], None]
+    config: ConfigDict, set_name: str, tokenizer: TextTokenizer, progress: bool, log: Callable[[str], None]
 ) -> TrainingSet | None:
     """Return the examples of a config, from the store or newly tokenized; None if the config names none.
 
     Args:
         config: the config of the run.
-        which: "train" or "dev".
+        set_name: "train" or "dev".
         tokenizer: the tokenizer of the run.
         progress: whether progress is printed.
         log: prints a line (sizes, skipped records, cut texts).
@@ -67,13 +67,13 @@ def load_examples(
         DataError: a record is bad.
         ValueError: no example has the teacher's scores or the pseudo-query that the config names.
     """
-    if not config.data[which]:
+    if not config.data[set_name]:
         return None
-    source, training = example_source(config, which), which == "train"
+    source, training = example_source(config, set_name), set_name == "train"
     imagine = config.data.pseudo_queries if training else ""
     data, report = load_or_tokenize_examples(source, tokenizer, store_root(config.data.store), progress, log)
     data = replace(data, imagine_queries=imagine == "query")
-    log(f"{which}: {len(data):,} examples from {source.data} ({source.data.describe()})")
+    log(f"{set_name}: {len(data):,} examples from {source.data} ({source.data.describe()})")
     if training and config.data.subset:
         data = take_random_queries(data, config.data.subset, config.seed.data)
         log(f"  used: the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")

@@ -38,8 +38,8 @@ FOLDERS = ("jaxret", "tests", "bench")
 BANNED = {"found", "told", "there", "asked", "given", "known", "wanted"}
 # Words that say nothing without another word.
 VAGUE = re.compile(
-    "absent|again|alone|before|both|each|elsewhere|every|everywhere|here|late|more|most|near|now|one|others?|ours|own|"
-    "perhaps|rest|same|some|theirs|then|together|twice|whole|wrong"
+    "absent|again|alone|before|both|each|elsewhere|every|everywhere|here|how|late|more|most|near|now|one|others?|ours|own|"
+    "perhaps|rest|same|some|theirs|then|together|twice|what|when|where|which|whole|why|wrong"
 )
 # Past participles that may name a variable: terms of the field, and values that are true or false. Remove entries; add
 # none.
@@ -62,6 +62,7 @@ FIELDS = {
     "PaperRow.each": "key of the papers' tables (.toml)",
     "PretrainingMethod.late": "key of the config, pretraining.late",
     "Truncation.estimated": "in the manifests of token stores",
+    "Truncation.what": "in the manifests of token stores",
     "Truncation.lost": "in the manifests of token stores",
     "Workload.packed": "in the JSON of `jaxret plan`",
     "Workload.padded": "in the JSON of `jaxret plan`",

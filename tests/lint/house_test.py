@@ -30,6 +30,7 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
         ("given = 1", "value = 1", "name jaxret/m.py: given"),
         ("def f(told): ...", "def f(text): ...", "name jaxret/m.py f: told"),
         ("def _parsed(): ...", "def _parse(): ...", "name jaxret/m.py _parsed: _parsed"),
+        ("def f(where): ...", "def f(location): ...", "name jaxret/m.py f: where"),
         ("def f(encoded): ...", "def f(vectors): ...", "name jaxret/m.py f: encoded"),
         ("def f():\n    written = 1", "def f():\n    hidden = 1", "name jaxret/m.py f: written"),
         ("def f():\n    return lambda sorted: 1", "def f():\n    return lambda seed: 1", "name jaxret/m.py f: sorted"),

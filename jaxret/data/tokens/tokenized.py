@@ -132,10 +132,10 @@ def load_or_tokenize_examples(
         if source.teacher_run:
             examples = add_run_scores(examples, source.teacher_data, source.path, policy)
         if source.scores and TeacherScores.from_examples(examples) is None:
-            where = Location(source_path(source.teacher_run or source.path))
+            location = Location(source_path(source.teacher_run or source.path))
             problem = "no example has a teacher's scores of its target and of a negative"
             remedy = "give data with scores, or a run with scores as data.teacher_run, or learn without a teacher"
-            raise where.error("no scores", problem, remedy)
+            raise location.error("no scores", problem, remedy)
         pseudo_queries = None
         if source.pseudo_queries:
             pseudo_queries = {query.id: query.text for query in source.pseudo_query_data.read(policy)}

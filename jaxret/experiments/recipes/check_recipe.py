@@ -240,7 +240,7 @@ def _check_start(stage: Stage, contracts: Mapping[str, Mapping[str, Any]]) -> No
     """Raise FileNotFoundError, CheckpointError, ValueError or ContractError if the stage cannot start from its run."""
     start = stage.config.train.start_from
     if start in contracts:
-        contract, where = contracts[start], f"stage {start!r}"
+        contract, owner = contracts[start], f"stage {start!r}"
     elif not is_run_folder(start):
         raise FileNotFoundError(f"train.start_from is {start!r}, which is neither an earlier stage nor a run")
     else:
@@ -249,6 +249,6 @@ def _check_start(stage: Stage, contracts: Mapping[str, Mapping[str, Any]]) -> No
             raise ValueError(f"train.start_from is {start!r}, which is {USES.get(config.task, config.task)}")
         with open_checkpoints(folder, config) as checkpoints:
             choose_checkpoint(checkpoints, "best", folder)
-        contract, where = read_json(folder.contract), str(folder.contract)
+        contract, owner = read_json(folder.contract), str(folder.contract)
     remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
-    require_same_contract(contract, contracts[stage.name], where, "this stage", remedy)
+    require_same_contract(contract, contracts[stage.name], owner, "this stage", remedy)

@@ -94,12 +94,12 @@ def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> l
     """
     stages: list[Stage] = []
     for number, stage_keys in enumerate(load_stages(config), 1):
-        where = f"{config}: stage {number}"
-        for entry, round_keys in _split_rounds(stage_keys, where):
-            stage = _with_config(_parse_stage(entry, where, stages), entry, config, overrides, round_keys)
+        label = f"{config}: stage {number}"
+        for entry, round_keys in _split_rounds(stage_keys, label):
+            stage = _with_config(_parse_stage(entry, label, stages), entry, config, overrides, round_keys)
             if stage.mining and match:
                 stage = replace(stage, mining=replace(stage.mining, match=match))
-            _check_scores_have_use(stage, where)
+            _check_scores_have_use(stage, label)
             stages.append(stage)
     names = [stage.name for stage in stages]
     for index, stage in enumerate(stages):
@@ -112,7 +112,7 @@ def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> l
     return stages
 
 
-def _split_rounds(entry: Any, where: str) -> list[tuple[Any, dict[str, Any]]]:
+def _split_rounds(entry: Any, label: str) -> list[tuple[Any, dict[str, Any]]]:
     """Return (entry, additional config keys) for each round of a stage; [(entry, {})] for a stage without rounds.
 
     Round 1 mines with the pools of the entry. Every later round mines only with the previous round, draws another
@@ -125,9 +125,9 @@ def _split_rounds(entry: Any, where: str) -> list[tuple[Any, dict[str, Any]]]:
     shared_keys = {key: value for key, value in entry.items() if key != "rounds"}
     rounds, name, mine = entry["rounds"], entry.get("name", ""), entry.get("mine")
     if type(rounds) is not int or rounds < 2:
-        raise ValueError(f"{where}: rounds is {rounds!r}; it must be a whole number of at least 2")
+        raise ValueError(f"{label}: rounds is {rounds!r}; it must be a whole number of at least 2")
     if not name or not isinstance(mine, Mapping):
-        raise ValueError(f"{where} has rounds, which all mine: it needs a name, and mine as a dict")
+        raise ValueError(f"{label} has rounds, which all mine: it needs a name, and mine as a dict")
     parts: list[tuple[Any, dict[str, Any]]] = []
     for number in range(1, rounds + 1):
         keys = {"train.round": number, "train.rounds": rounds, "validation.best": "last"}
@@ -176,63 +176,63 @@ def _with_config(
     return replace(stage, config=change_config(load_config(base), keys, source), explicit_keys=tuple(sorted(keys)))
 
 
-def _check_scores_have_use(stage: Stage, where: str) -> None:
+def _check_scores_have_use(stage: Stage, label: str) -> None:
     """Raise ValueError for a teacher that no loss reads, for a loss without a teacher, and for two teachers."""
     keys, teacher_run = distillation_keys(stage.config), stage.config.data.teacher_run
     if stage.teacher and not keys:
         either = "loss.kl.weight or loss.margin_mse.weight"
-        raise ValueError(f"{where} has the teacher {stage.teacher!r}, but no loss reads its scores: set {either}")
+        raise ValueError(f"{label} has the teacher {stage.teacher!r}, but no loss reads its scores: set {either}")
     if stage.mining and keys and not stage.teacher and not teacher_run:
         raise ValueError(
-            f"{where}: {keys[0]} is set, but there is no teacher, and mined data have no teacher's scores. Give the "
+            f"{label}: {keys[0]} is set, but there is no teacher, and mined data have no teacher's scores. Give the "
             "stage a teacher, or set data.teacher_run"
         )
     if stage.teacher and teacher_run:
-        raise ValueError(f"{where} has the teacher {stage.teacher!r} and data.teacher_run: remove one")
+        raise ValueError(f"{label} has the teacher {stage.teacher!r} and data.teacher_run: remove one")
 
 
-def _parse_stage(entry: Any, where: str, earlier: Sequence[Stage]) -> Stage:
+def _parse_stage(entry: Any, label: str, earlier: Sequence[Stage]) -> Stage:
     """Return the stage of an entry, without its config. Raises ValueError for an invalid entry."""
     groups = ("mine", "config")
     if not isinstance(entry, Mapping) or not all(isinstance(entry.get(key) or {}, Mapping) for key in groups):
-        raise ValueError(f"{where} is {entry!r}; a stage is a dict, and so are its {' and '.join(groups)}")
+        raise ValueError(f"{label} is {entry!r}; a stage is a dict, and so are its {' and '.join(groups)}")
     unknown = set(entry) - set(_STAGE_KEYS)
     name = entry.get("name", "")
     reserved_names = (*(stage.name for stage in earlier), "mined", "done", BM25_NAME, TRAINING_DATA)
     if unknown or not name or name in reserved_names or name != Path(name).name:
         raise ValueError(
-            f"{where}: a stage has a unique name, and optionally {', '.join(_STAGE_KEYS[1:])}; this one is "
+            f"{label}: a stage has a unique name, and optionally {', '.join(_STAGE_KEYS[1:])}; this one is "
             f"{dict(entry)}"
         )
     if "base" in entry and "suffix" in entry:
-        raise ValueError(f"{where}: suffix belongs to the recipe's own config; write base='{entry['base']}:SUFFIX'")
+        raise ValueError(f"{label}: suffix belongs to the recipe's own config; write base='{entry['base']}:SUFFIX'")
     if not isinstance(entry.get("teacher", ""), str):
-        raise ValueError(f"{where}: teacher is {entry['teacher']!r}; it must be a name or a path")
+        raise ValueError(f"{label}: teacher is {entry['teacher']!r}; it must be a name or a path")
     stage = Stage(name, ConfigDict(), teacher=entry.get("teacher", ""))
-    return stage if entry.get("mine") is None else _with_mining(stage, dict(entry["mine"]), where, earlier)
+    return stage if entry.get("mine") is None else _with_mining(stage, dict(entry["mine"]), label, earlier)
 
 
-def _with_mining(stage: Stage, settings: dict[str, Any], where: str, earlier: Sequence[Stage]) -> Stage:
+def _with_mining(stage: Stage, settings: dict[str, Any], label: str, earlier: Sequence[Stage]) -> Stage:
     """Return the stage with mining settings, pools and concatenated data. Raises ValueError for invalid settings."""
     setting_names = [field.name for field in fields(MiningSettings)]
     if invalid := [key for key in settings if key not in (*setting_names, *_MINING_KEYS)]:
-        raise ValueError(f"{where}: mine has no {invalid[0]!r}; it has {', '.join((*_MINING_KEYS, *setting_names))}")
+        raise ValueError(f"{label}: mine has no {invalid[0]!r}; it has {', '.join((*_MINING_KEYS, *setting_names))}")
     pools, concat = (tuple(settings.pop(key, ())) for key in _MINING_KEYS)
     retrievers = [stage.name for stage in earlier if not stage.is_reranker]
     if invalid := [pool for pool in pools if pool not in (BM25_NAME, *retrievers)]:
         raise ValueError(
-            f"{where}: {invalid[0]!r} is neither {BM25_NAME} nor an earlier stage that searches; these are {retrievers}"
+            f"{label}: {invalid[0]!r} is neither {BM25_NAME} nor an earlier stage that searches; these are {retrievers}"
         )
     mining_stages = [stage.name for stage in earlier if stage.mining is not None]
     if invalid := [name for name in concat if name not in (TRAINING_DATA, *mining_stages)]:
         raise ValueError(
-            f"{where}: concat {invalid[0]!r} is neither {TRAINING_DATA!r} nor an earlier stage that mines; these are "
+            f"{label}: concat {invalid[0]!r} is neither {TRAINING_DATA!r} nor an earlier stage that mines; these are "
             f"{mining_stages}"
         )
     try:
         return replace(stage, mining=MiningSettings(**settings), pools=pools, concat=concat)
     except TypeError as error:
-        raise ValueError(f"{where}: mine: {error}") from error
+        raise ValueError(f"{label}: mine: {error}") from error
 
 
 def referenced_files(config: ConfigDict, stages: Collection[str] = ()) -> list[Path]:

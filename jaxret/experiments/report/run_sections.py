@@ -259,8 +259,8 @@ def _digest_rows(files: ReportFiles) -> Iterator[list[Cell]]:
             if "checkpoint" in provenance:
                 step = provenance["checkpoint"].get("step")
                 yield [run.label, f"checkpoint of {name}", str(provenance["checkpoint"].get("digest")), f"step {step}"]
-            for what, digest in provenance.get("dataset", {}).get("sha256", {}).items():
-                yield [run.label, f"{what} of {name}", digest, ""]
+            for part, digest in provenance.get("dataset", {}).get("sha256", {}).items():
+                yield [run.label, f"{part} of {name}", digest, ""]
             if "corpus" in provenance:
                 size = f"{provenance['corpus'].get('passages', 0):,} passages"
                 yield [run.label, f"corpus of {name}", str(provenance["corpus"].get("sha256")), size]

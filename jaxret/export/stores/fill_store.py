@@ -61,8 +61,8 @@ def export_to_store(
             journal.finish(result)
         finally:
             store.close()
-    what = "queries" if queries else "stored vectors"
-    comparison = f"The {result['k']} best passages of {result['queries']} {what}, searched exactly, are those of jaxret"
+    noun = "queries" if queries else "stored vectors"
+    comparison = f"The {result['k']} best passages of {result['queries']} {noun}, searched exactly, are those of jaxret"
     comparison += f"; scores differ by {result['largest_difference']:.1e} at most"
     if result["tied"]:
         comparison += f", and {result['tied']} passages of equal scores are in another order"

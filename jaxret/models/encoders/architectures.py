@@ -97,13 +97,13 @@ def require_stored_sizes(
     """
     sizes = _SIZES + (_TABLES if isinstance(config, bert.BertConfig) else ())
     largest = max((max(shape, default=1) for shape in shapes.values()), default=0)
-    for field, limit, what in (
+    for field, limit, noun in (
         ("num_layers", len(shapes), "tensors"),
         *((field, largest, "as its largest axis") for field in sizes),
     ):
         if (value := getattr(config, field, 0)) > limit:
             key = architecture.keys[field].name
-            raise ValueError(f"{path}: {key} is {value:,}, but model.safetensors next to it has {limit:,} {what}")
+            raise ValueError(f"{path}: {key} is {value:,}, but model.safetensors next to it has {limit:,} {noun}")
 
 
 def make_encoder(config: EncoderConfig, compute: Compute = Compute()) -> nn.Module:

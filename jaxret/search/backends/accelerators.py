@@ -121,7 +121,7 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
         precision: precision of the vectors on the devices.
         mesh: the devices.
     """
-    where = NamedSharding(mesh, P(ROW_AXIS))
+    sharding = NamedSharding(mesh, P(ROW_AXIS))
     vectors, rows = None, 0
     for chunk in chunks:
         dimension = chunk.shape[-1]
@@ -129,12 +129,12 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
         padded_chunk = np.pad(chunk, ((0, places * layout.cells - len(chunk)), (0, 0), (0, 0)))
         chunk_vectors = compress(padded_chunk.reshape(-1, dimension), precision)
         cells = jax.device_put(
-            jax.tree.map(partial(_split_by_cell, layout=layout, places=places), chunk_vectors), where
+            jax.tree.map(partial(_split_by_cell, layout=layout, places=places), chunk_vectors), sharding
         )
         if places == layout.size:
             vectors = cells
         else:
-            vectors = _empty(cells, layout, where) if vectors is None else vectors
+            vectors = _empty(cells, layout, sharding) if vectors is None else vectors
             vectors = _fill(vectors, cells, rows // layout.cells * layout.width)
         rows += len(chunk)
     assert vectors is not None, "there are no rows"
@@ -147,9 +147,9 @@ def _split_by_cell(x: np.ndarray, layout: CellLayout, places: int) -> np.ndarray
     return np.ascontiguousarray(by_place.swapaxes(0, 1)).reshape(layout.cells, places * layout.width, *x.shape[1:])
 
 
-def _empty(like: Compressed, layout: CellLayout, where: NamedSharding) -> Compressed:
+def _empty(like: Compressed, layout: CellLayout, sharding: NamedSharding) -> Compressed:
     def zeros(x: jax.Array) -> jax.Array:
-        return jnp.zeros((layout.cells, layout.size * layout.width, *x.shape[2:]), x.dtype, device=where)
+        return jnp.zeros((layout.cells, layout.size * layout.width, *x.shape[2:]), x.dtype, device=sharding)
 
     return jax.tree.map(zeros, like)
 

@@ -89,7 +89,7 @@ def group_maxima(
         out_shape=jax.ShapeDtypeStruct((count, size // GROUP_PLACES), jnp.float32),
         compiler_params=pltriton.CompilerParams(num_warps=8, num_stages=3),
         # `jaxret plan` reads the costs from the name (plan/hlo.py), because the call has no field for them.
-        name="_".join(["group_maxima", *(f"{what}_{number}" for what, number in cost.items())]),
+        name="_".join(["group_maxima", *(f"{kind}_{number}" for kind, number in cost.items())]),
         interpret=interpret,
     )
     return call(*query_leaves, *vector_leaves, mask, cell[None])

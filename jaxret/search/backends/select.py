@@ -74,8 +74,8 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
             kind = BACKENDS[choice]
             problem = _lacks(kind, lists, numbers) or kind.available()
             if problem is None:
-                why = "".join(f", not {backend}: {reason}" for backend, reason in reasons)
-                return _open(kind, f"auto: JAX runs on {jax.default_backend()}{why}", numbers, lists)
+                problems = "".join(f", not {backend}: {reason}" for backend, reason in reasons)
+                return _open(kind, f"auto: JAX runs on {jax.default_backend()}{problems}", numbers, lists)
             reasons.append((choice, problem))
         raise ValueError("no search backend fits: " + "; ".join(f"{choice}: {reason}" for choice, reason in reasons))
     if name == "scipy":
@@ -87,8 +87,8 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
     kind = BACKENDS[name]
     if problem := _lacks(kind, lists, numbers):
         able = ", ".join(key for key, other_kind in BACKENDS.items() if not _lacks(other_kind, lists, numbers))
-        what = "corpus" if lists else "precision"
-        raise ValueError(f"search backend {name!r} {problem.removeprefix('it ')}; this {what} needs {able}, or auto")
+        noun = "corpus" if lists else "precision"
+        raise ValueError(f"search backend {name!r} {problem.removeprefix('it ')}; this {noun} needs {able}, or auto")
     problem = kind.available()
     if problem is not None:
         raise ValueError(f"search backend {name} is not available: {problem}; {kind.remedy}, or use xla")

@@ -34,8 +34,8 @@ class XlaLists:
     @property
     def description(self) -> str:
         devices = jax.local_devices()
-        where = f"{len(devices)} x {devices[0].device_kind}" if len(devices) > 1 else devices[0].device_kind
-        return f"lists of words, XLA (jax {jax.__version__}) on {where} ({self.reason})"
+        device_names = f"{len(devices)} x {devices[0].device_kind}" if len(devices) > 1 else devices[0].device_kind
+        return f"lists of words, XLA (jax {jax.__version__}) on {device_names} ({self.reason})"
 
     def load(self, block: SparseRows) -> XlaBlock:
         mesh, counts = local_mesh(), block.word_counts
@@ -46,8 +46,8 @@ class XlaLists:
             np.arange(len(block.words)) - np.repeat(block.offsets[:-1], counts),
         )
         words[places], weights[places] = block.words, normal(block.weights)
-        where = NamedSharding(mesh, P(ROW_AXIS))
-        return XlaBlock(mesh, len(block), jax.device_put(words, where), jax.device_put(weights, where))
+        sharding = NamedSharding(mesh, P(ROW_AXIS))
+        return XlaBlock(mesh, len(block), jax.device_put(words, sharding), jax.device_put(weights, sharding))
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,10 @@ class Xla:
     def open(cls, reason: str, precision: Precision = FLOAT32, lists: bool = False) -> Xla:
         """Return the backend; `lists` is whether it searches lists of vectors."""
         devices = jax.local_devices()[: 1 if lists else None]
-        where = f"{len(devices)} x {devices[0].device_kind}" if len(devices) > 1 else devices[0].device_kind
+        device_names = f"{len(devices)} x {devices[0].device_kind}" if len(devices) > 1 else devices[0].device_kind
         if precision != FLOAT32:
-            where += f", candidates in {precision.name}"
-        return cls(f"XLA (jax {jax.__version__}) on {where} ({reason})", precision=precision)
+            device_names += f", candidates in {precision.name}"
+        return cls(f"XLA (jax {jax.__version__}) on {device_names} ({reason})", precision=precision)
 
     @cached_property
     def mesh(self) -> Mesh:
