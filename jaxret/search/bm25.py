@@ -157,7 +157,7 @@ class _LineFile:
     def _require_distinct(self) -> None:
         """Raise ValueError if a line occurs twice."""
         hashes, order = self._hashes
-        for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
-            first, second = self.lines(order[place : place + 2])
+        for position in np.flatnonzero(hashes[1:] == hashes[:-1]):
+            first, second = self.lines(order[position : position + 2])
             if first == second:
                 raise ValueError(f"passage id {first!r} occurs twice; ids must be distinct")

@@ -164,7 +164,7 @@ def _split_passages(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
 
 
 def _count_words(block: list[Passage], language: str, vocabulary: dict[str, int], lengths: array[int]) -> np.ndarray:
-    """Return the postings of a block, sorted by word and row; extend the vocabulary and the lengths in place."""
+    """Return the postings of a block, sorted by word and row; extend the vocabulary and the lengths in entries."""
     tokens = tokenize_words((f"{passage.title} {passage.text}" for passage in block), language, True)
     numbers = np.zeros(len(tokens.vocab), np.int64)
     for word in sorted(tokens.vocab):  # bm25s numbers words differently in each run
@@ -208,9 +208,9 @@ def _write_scores(
     for start, end in pairwise(ends):
         block = postings[start:end]
         present, firsts, counts = np.unique(block["word"], return_index=True, return_counts=True)
-        place = np.repeat(next_offsets[present] - firsts, counts) + np.arange(len(block))
-        data[place] = inverse[block["word"]] * block["count"] / (block["count"] + norm[block["row"]])
-        indices[place] = block["row"]
+        entries = np.repeat(next_offsets[present] - firsts, counts) + np.arange(len(block))
+        data[entries] = inverse[block["word"]] * block["count"] / (block["count"] + norm[block["row"]])
+        indices[entries] = block["row"]
         next_offsets[present] += counts
     data.flush()
     indices.flush()

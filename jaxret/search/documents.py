@@ -44,13 +44,13 @@ def best_documents(
         scored_pairs += result.scored_pairs
         documents = [document_id(passage) for passage in ids(result.rows.reshape(-1))]
         incomplete_queries = []
-        for place, query in enumerate(pending_queries.tolist()):
-            start = place * result.rows.shape[1]
+        for number, query in enumerate(pending_queries.tolist()):
+            start = number * result.rows.shape[1]
             first: dict[str, int] = {}
             for column, document in enumerate(documents[start : start + result.rows.shape[1]]):
                 first.setdefault(document, column)
             columns = np.array(list(first.values())[:k], np.int64)
-            rows[query], scores[query] = result.rows[place][columns], result.scores[place][columns]
+            rows[query], scores[query] = result.rows[number][columns], result.scores[number][columns]
             if len(columns) < k:
                 incomplete_queries.append(query)
         if not incomplete_queries or depth == passages:

@@ -44,8 +44,8 @@ class PackedIds:
         self._ends = np.cumsum(np.concatenate(lengths))
 
     def __call__(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        places = np.asarray(rows, np.int64)
-        starts, ends = self._ends[places].tolist(), self._ends[places + 1].tolist()
+        numbers = np.asarray(rows, np.int64)
+        starts, ends = self._ends[numbers].tolist(), self._ends[numbers + 1].tolist()
         return [self._text[start:end].decode() for start, end in zip(starts, ends, strict=True)]
 
 

@@ -116,8 +116,8 @@ def is_over(latency: int | None, seconds: float) -> bool:
 def spread_evenly(queries: Sequence[Query], latency: int | None) -> list[Query]:
     """Return `latency` queries (None: DEFAULT_COUNT), evenly spread, or all if there are fewer."""
     count = DEFAULT_COUNT if latency is None else latency
-    places = np.unique(np.linspace(0, len(queries) - 1, min(count, len(queries))).astype(int))
-    return [queries[place] for place in places]
+    rows = np.unique(np.linspace(0, len(queries) - 1, min(count, len(queries))).astype(int))
+    return [queries[row] for row in rows]
 
 
 def measurement_conditions(k: int, device: str) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def describe_latency(latency: Mapping[str, Any]) -> str:
         for name, key in (("encoding", "encode_ms"), ("search", "search_ms"), ("reranking", "rerank_ms"))
         if key in latency
     )
-    places = {
+    locations = {
         "memory": "in memory",
         "devices": "on the devices",
         "disk": "read from disk each time",
         "mapped": "mapped from disk",
     }
-    details = f", vectors {places[latency['vectors']]}" if "vectors" in latency else ""
+    details = f", vectors {locations[latency['vectors']]}" if "vectors" in latency else ""
     details += f", {latency['k']} passages each" * ("rerank_ms" in latency)
     return f"one question at a time ({latency['questions']:,} asked{details}): {'; '.join(phases)}" + "".join(
         f"\nsearch of the first {int(count):,} passages: p50 {times['p50']:.2f} ms, p99 {times['p99']:.2f} ms"

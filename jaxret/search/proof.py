@@ -76,8 +76,8 @@ def keep_best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 class Candidates(NamedTuple):
     """The best passages of each query in the blocks that were searched so far, by the backend's float32 scores."""
 
-    scores: np.ndarray  # [Q,depth] float32; -inf in empty places
-    rows: np.ndarray  # [Q,depth] int64; -1 in empty places
+    scores: np.ndarray  # [Q,depth] float32; -inf in empty slots
+    rows: np.ndarray  # [Q,depth] int64; -1 in empty slots
     bound: np.ndarray  # [Q] float32, upper bound of the scores of all other passages
 
     def add(self, part: slice, hits: BlockHits, first_row: int) -> None:
@@ -90,9 +90,9 @@ class Candidates(NamedTuple):
         if width:
             scores = np.concatenate([self.scores[part], hits.scores[:, :width]], axis=1)
             rows = np.concatenate([self.rows[part], hits.rows[:, :width] + first_row], axis=1)
-            places, left_out = keep_best(scores, self.scores.shape[1])
-            self.scores[part] = np.take_along_axis(scores, places, axis=1)
-            self.rows[part] = np.take_along_axis(rows, places, axis=1)
+            columns, left_out = keep_best(scores, self.scores.shape[1])
+            self.scores[part] = np.take_along_axis(scores, columns, axis=1)
+            self.rows[part] = np.take_along_axis(rows, columns, axis=1)
             bounds.append(left_out)
         self.bound[part] = np.max(bounds, axis=0)
 

@@ -34,7 +34,7 @@ GENERATOR = "flan_t5_xl"  # entry of datasets.toml: the model that writes pseudo
 
 
 @dataclass(frozen=True)
-class Places:
+class Reproduction:
     """The folders that a reproduction reads and writes, and its differences from the paper."""
 
     data: Path  # folder with a folder for each data set (tables/datasets.toml)
@@ -50,12 +50,12 @@ class Places:
         return self.data / (datasets()[name].folder or name)
 
 
-def case_commands(case: Case, places: Places, seed: int | None = None) -> list[list[str]]:
+def case_commands(case: Case, reproduction: Reproduction, seed: int | None = None) -> list[list[str]]:
     """Return the command lines of a case in order, each without the leading "jaxret".
 
     Args:
         case: the row and the data set.
-        places: folders, and keys that differ from the paper's.
+        reproduction: folders, and keys that differ from the paper's.
         seed: number of the run, for rows that are a mean over runs.
 
     Raises:
@@ -64,42 +64,42 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     row = resolve_row(case.row)
     if row.verb == "count":
         files = dict.fromkeys(measure.rpartition(" of ")[2] for measure in case.measures)
-        return [_check_command(case.target, str(_data_path(places, case.target, file))) for file in files]
+        return [_check_command(case.target, str(_data_path(reproduction, case.target, file))) for file in files]
     if row.verb == "bm25":
         return [
-            *_split_commands(case, places),
-            *(_bm25_command(case, places, *set_files) for set_files in _search_files(case, places)),
+            *_split_commands(case, reproduction),
+            *(_bm25_command(case, reproduction, *set_files) for set_files in _search_files(case, reproduction)),
         ]
     training_case = next((same_source for same_source in row.cases() if same_source.source == case.source), case)
     if not training_case.config:
         raise ValueError(f"{row.id} has no config for a model that is trained on {case.source.name}")
-    run = run_folder(case, places, seed)
-    warm_up_commands, keys = _warm_up_commands(case, places, seed)
-    config = [f"--config={training_case.config}", *_overrides(training_case, places, seed, keys)]
-    mine, training_data = _training_data(training_case, places)
+    run = run_folder(case, reproduction, seed)
+    warm_up_commands, keys = _warm_up_commands(case, reproduction, seed)
+    config = [f"--config={training_case.config}", *_overrides(training_case, reproduction, seed, keys)]
+    mine, training_data = _training_data(training_case, reproduction)
     train = []
-    for key, path in {"train": training_data, "dev": _data_path(places, case.source, case.source.dev)}.items():
+    for key, path in {"train": training_data, "dev": _data_path(reproduction, case.source, case.source.dev)}.items():
         if key == "train" or case.source.dev:
-            chunk, path = _chunk_commands(case, places, path, case.source.on_error)
+            chunk, path = _chunk_commands(case, reproduction, path, case.source.on_error)
             mine += chunk
             train.append(f"--config.data.{key}={path}")
     if row.verb != "recipe":
         commands = [*mine, ["train", *config, f"--workdir={run}", *train]]
     else:
-        recipe = ["recipe", *config, f"--workdir={run}", *train, *_recipe_flags(places, case.source)]
+        recipe = ["recipe", *config, f"--workdir={run}", *train, *_recipe_flags(reproduction, case.source)]
         commands = [*mine, *warm_up_commands, recipe]
         run = run / row.stage
     if row.verb == "diversity":
-        judged_pairs = _data_path(places, case.source, case.source.dev or case.source.train)
+        judged_pairs = _data_path(reproduction, case.source, case.source.dev or case.source.train)
         return [*commands, ["diversity", f"--workdir={run}", f"--data={judged_pairs}"]]
     other_domain = case.target != case.source
     lengths = _length_flags(row.query_length * other_domain, row.passage_length * other_domain)
     if case.sets:
-        folder, sets = places.folder(case.target.name), f"--sets={','.join(case.sets)}"
+        folder, sets = reproduction.folder(case.target.name), f"--sets={','.join(case.sets)}"
         beir = ["beir", str(folder), f"--workdir={run}", sets, "--on_error=keep"]  # some sets have empty passages
         return [*commands, [*beir, *lengths["query"], *lengths["passage"]]]
-    for corpus, queries, qrels in _search_files(case, places):
-        chunk, corpus = _chunk_commands(case, places, corpus)
+    for corpus, queries, qrels in _search_files(case, reproduction):
+        chunk, corpus = _chunk_commands(case, reproduction, corpus)
         commands += [command for command in chunk if command not in commands]
         encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
         commands += [encode] if encode not in commands else []
@@ -108,41 +108,49 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
         if names := _judgement_measures(case.measures):
             search.append(f"--measures={','.join(names)}")
         commands.append(search)
-    return [*commands[:1], *_split_commands(case, places), *commands[1:]]
+    return [*commands[:1], *_split_commands(case, reproduction), *commands[1:]]
 
 
-def _training_data(case: Case, places: Places) -> tuple[list[list[str]], Path]:
+def _training_data(case: Case, reproduction: Reproduction) -> tuple[list[list[str]], Path]:
     """Return ([command that mines negatives], value of data.train). There is no command if the data have negatives, or
     if the row is a recipe whose first stage mines. All rows of a data set share the mined file."""
     source, row = case.source, resolve_row(case.row)
-    data = _data_path(places, source, source.train)
+    data = _data_path(reproduction, source, source.train)
     if not source.mining or (row.verb == "recipe" and "mine" in load_stages(case.config)[0]):
         return [], data
-    out = places.workdir / f"bm25-negatives-{source.name}.jsonl"
-    mine = ["mine", f"--data={data}", f"--corpus={_corpus_path(places, source)}", "--pool=bm25"]
+    out = reproduction.workdir / f"bm25-negatives-{source.name}.jsonl"
+    mine = ["mine", f"--data={data}", f"--corpus={_corpus_path(reproduction, source)}", "--pool=bm25"]
     return [[*mine, *(f"--{key}={value}" for key, value in source.mining.items()), f"--out={out}"]], out
 
 
-def _chunk_commands(case: Case, places: Places, path: Path, on_error: str = "") -> tuple[list[list[str]], Path]:
+def _chunk_commands(
+    case: Case, reproduction: Reproduction, path: Path, on_error: str = ""
+) -> tuple[list[list[str]], Path]:
     """Return ([command that splits the passages of a file], file that it writes). A row with whole passages has no
     command and keeps `path`."""
     if not (kind := resolve_row(case.row).chunks):
         return [], path
-    out = places.workdir / f"{path.stem}-{kind.replace('=', '-')}.jsonl"
+    out = reproduction.workdir / f"{path.stem}-{kind.replace('=', '-')}.jsonl"
     return [["data", "chunk", str(path), str(out), f"--{kind}", *([f"--on_error={on_error}"] * bool(on_error))]], out
 
 
-def _warm_up_commands(case: Case, places: Places, seed: int | None) -> tuple[list[list[str]], dict[str, Any]]:
+def _warm_up_commands(
+    case: Case, reproduction: Reproduction, seed: int | None
+) -> tuple[list[list[str]], dict[str, Any]]:
     """Return the commands before a row's training, and the config keys that use their results. The commands generate
     pseudo-queries of the passages, and train I3's head on them."""
     if not (config := resolve_row(case.row).warm_up):
         return [], {}
-    queries_folder = places.workdir / f"generated-{case.source.name}"
-    run = places.workdir / re.sub("[/:]", "-", config) / case.source.name
+    queries_folder = reproduction.workdir / f"generated-{case.source.name}"
+    run = reproduction.workdir / re.sub("[/:]", "-", config) / case.source.name
     run = run if seed is None else run / f"seed-{seed}"
-    generate = ["generate", f"--model={places.folder(GENERATOR)}", f"--corpus={_corpus_path(places, case.source)}"]
+    generate = [
+        "generate",
+        f"--model={reproduction.folder(GENERATOR)}",
+        f"--corpus={_corpus_path(reproduction, case.source)}",
+    ]
     generate += [f"--out={queries_folder}", "--write=pseudo_queries", "--write=training"]
-    train = ["train", f"--config={config}", *_config_flags(config, {}, places, seed), f"--workdir={run}"]
+    train = ["train", f"--config={config}", *_config_flags(config, {}, reproduction, seed), f"--workdir={run}"]
     train.append(f"--config.data.train={queries_folder / 'training'}")
     keys = {"train.start_from": run, "data.pseudo_queries": queries_folder / "pseudo-queries.jsonl"}
     return [generate, train], keys
@@ -154,20 +162,20 @@ def _check_command(data: PaperData, path: str) -> list[str]:
     return ["data", "check", path, *([f"--on_error={data.on_error}"] if is_trained else [])]
 
 
-def subset_folder(case: Case, places: Places) -> Path:
+def subset_folder(case: Case, reproduction: Reproduction) -> Path:
     """Return the folder into which `jaxret data split` writes the judgements of a row's subsets."""
-    return places.workdir / f"{case.target.name}-sets"
+    return reproduction.workdir / f"{case.target.name}-sets"
 
 
-def _split_commands(case: Case, places: Places) -> list[list[str]]:
+def _split_commands(case: Case, reproduction: Reproduction) -> list[list[str]]:
     """Return [command that writes the judgements of a row's subsets]; [] if the row has no subsets."""
     if not case.row.subsets:
         return []
-    train, qrels = (_data_path(places, case.target, path) for path in (case.target.train, case.target.qrels))
-    return [["data", "split", f"--train={train}", f"--qrels={qrels}", f"--out={subset_folder(case, places)}"]]
+    train, qrels = (_data_path(reproduction, case.target, path) for path in (case.target.train, case.target.qrels))
+    return [["data", "split", f"--train={train}", f"--qrels={qrels}", f"--out={subset_folder(case, reproduction)}"]]
 
 
-def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
+def run_folder(case: Case, reproduction: Reproduction, seed: int | None = None) -> Path:
     """Return the folder of the run (or recipe) that a case is measured with.
 
     Rows whose models are trained by the same command share a folder, which is named after the first of these rows. Such
@@ -175,12 +183,12 @@ def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
     index.
     """
     if resolve_row(case.row).verb == "bm25":
-        return places.workdir / "-".join(
-            ["bm25", *(f"{key}-{value}" for key, value in _bm25_settings(case, places).items())]
+        return reproduction.workdir / "-".join(
+            ["bm25", *(f"{key}-{value}" for key, value in _bm25_settings(case, reproduction).items())]
         )
     row = resolve_row(case.row)
     first = _first_rows().get(_training_settings(row, case.source), row.id)
-    folder = places.workdir / first.replace("/", "-") / case.source.name
+    folder = reproduction.workdir / first.replace("/", "-") / case.source.name
     return folder if seed is None else folder / f"seed-{seed}"
 
 
@@ -196,7 +204,7 @@ def _first_rows() -> dict[tuple[object, ...], str]:
 
 
 def _training_settings(row: PaperRow, source: PaperData) -> tuple[object, ...]:
-    """Return the settings that a row's model depends on, except the seed and the values of `Places`."""
+    """Return the settings that a row's model depends on, except the seed and the values of `Reproduction`."""
     config = row.config if isinstance(row.config, str) else row.config.get(source.name, "")
     checkpoint = row.checkpoint if isinstance(row.checkpoint, str) else row.checkpoint.get(source.name, "best")
     keys = tuple(sorted((key, str(value)) for key, value in _changed_keys(row, config).items()))
@@ -218,16 +226,16 @@ def _config_values(config: str) -> dict[str, Any]:
     return flatten(load_config(config).to_dict())
 
 
-def missing_files(case: Case, places: Places) -> list[str]:
+def missing_files(case: Case, reproduction: Reproduction) -> list[str]:
     """Return a line (path, origin, format) for each file that a case's commands read and that does not exist."""
-    words = [word.rpartition("=")[2] for command in case_commands(case, places) for word in command]
-    read_paths = [Path(word) for word in words if Path(word).is_relative_to(places.data)]
+    words = [word.rpartition("=")[2] for command in case_commands(case, reproduction) for word in command]
+    read_paths = [Path(word) for word in words if Path(word).is_relative_to(reproduction.data)]
     names = [case.source.name, case.target.name, *([GENERATOR] if resolve_row(case.row).warm_up else [])]
     names += [data.corpus for data in (case.source, case.target) if data.corpus in datasets()]
     lines = []
     for name in dict.fromkeys(names):
         for file, origin in datasets()[name].files.items():
-            path = places.folder(name) / file
+            path = reproduction.folder(name) / file
             is_read = any(path == read_path or read_path in path.parents for read_path in read_paths)
             if is_read and not path.exists():
                 lines.append(f"{path}: {origin}{_format_note(path.name)}")
@@ -240,43 +248,46 @@ def _format_note(file: str) -> str:
     return f" (format {name})" if name else ""
 
 
-def _bm25_settings(case: Case, places: Places) -> dict[str, Any]:
+def _bm25_settings(case: Case, reproduction: Reproduction) -> dict[str, Any]:
     """Return the settings of BM25 by the names of its flags."""
-    return {**resolve_row(case.row).set, **places.overrides}
+    return {**resolve_row(case.row).set, **reproduction.overrides}
 
 
-def _bm25_command(case: Case, places: Places, corpus: Path, queries: Path, qrels: Path | None) -> list[str]:
-    command = ["bm25", f"--workdir={run_folder(case, places)}", f"--corpus={corpus}", f"--queries={queries}"]
+def _bm25_command(case: Case, reproduction: Reproduction, corpus: Path, queries: Path, qrels: Path | None) -> list[str]:
+    command = ["bm25", f"--workdir={run_folder(case, reproduction)}", f"--corpus={corpus}", f"--queries={queries}"]
     command += [f"--qrels={qrels}"] if qrels else []
     command += ["--on_error=keep"] if case.sets else []
-    command += [f"--k={case.target.k}", *(f"--{key}={value}" for key, value in _bm25_settings(case, places).items())]
+    command += [
+        f"--k={case.target.k}",
+        *(f"--{key}={value}" for key, value in _bm25_settings(case, reproduction).items()),
+    ]
     if names := _judgement_measures(case.measures):
         command.append(f"--measures={','.join(names)}")
     return command
 
 
-def _overrides(case: Case, places: Places, seed: int | None, extra_keys: Mapping[str, Any]) -> list[str]:
+def _overrides(case: Case, reproduction: Reproduction, seed: int | None, extra_keys: Mapping[str, Any]) -> list[str]:
     keys = _changed_keys(resolve_row(case.row), case.config)
     if case.source.dev:
         keys["validation.best"] = BEST[case.checkpoint]
     if case.source.on_error:
         keys["data.on_error"] = case.source.on_error
-    return _config_flags(case.config, {**keys, **extra_keys}, places, seed)
+    return _config_flags(case.config, {**keys, **extra_keys}, reproduction, seed)
 
 
-def _config_flags(config: str, keys: dict[str, Any], places: Places, seed: int | None) -> list[str]:
-    """Return flags that set the given keys, the overrides and scale of `places`, and the seed."""
-    if places.scale != 1:
+def _config_flags(config: str, keys: dict[str, Any], reproduction: Reproduction, seed: int | None) -> list[str]:
+    """Return flags that set the given keys, the overrides and scale of `reproduction`, and the seed."""
+    if reproduction.scale != 1:
         train = _config_values(config) | keys
         if train["train.steps"] > 0:
-            keys["train.steps"] = max(1, math.ceil(train["train.steps"] * places.scale))
+            keys["train.steps"] = max(1, math.ceil(train["train.steps"] * reproduction.scale))
         else:
-            keys["train.epochs"] = train["train.epochs"] * places.scale
+            keys["train.epochs"] = train["train.epochs"] * reproduction.scale
         if train["validation.then"]:
-            keys["validation.then_from"] = train["validation.then_from"] * places.scale
+            keys["validation.then_from"] = train["validation.then_from"] * reproduction.scale
         if train["loss.sparsity.query"] or train["loss.sparsity.passage"]:
-            keys["loss.sparsity.steps"] = int(train["loss.sparsity.steps"] * places.scale)
-    keys |= places.overrides
+            keys["loss.sparsity.steps"] = int(train["loss.sparsity.steps"] * reproduction.scale)
+    keys |= reproduction.overrides
     if seed is not None:
         keys |= dict.fromkeys(SEEDS, seed)
     return [f"--config.{key}={_flag_text(value)}" for key, value in keys.items()]
@@ -286,38 +297,41 @@ def _flag_text(value: Any) -> str:
     return f"({','.join(map(str, value))},)" if isinstance(value, (list, tuple)) else str(value)
 
 
-def _data_path(places: Places, data: PaperData, path: str) -> Path:
-    return places.folder(data.name) / path
+def _data_path(reproduction: Reproduction, data: PaperData, path: str) -> Path:
+    return reproduction.folder(data.name) / path
 
 
-def _recipe_flags(places: Places, source: PaperData) -> list[str]:
+def _recipe_flags(reproduction: Reproduction, source: PaperData) -> list[str]:
     """Return flags for the corpus, queries and judgements that a recipe's stages are evaluated on."""
-    flags = [f"--corpus={_corpus_path(places, source)}", f"--queries={_data_path(places, source, source.queries)}"]
+    flags = [
+        f"--corpus={_corpus_path(reproduction, source)}",
+        f"--queries={_data_path(reproduction, source, source.queries)}",
+    ]
     if source.qrels:
-        flags.append(f"--qrels={_data_path(places, source, source.qrels)}")
+        flags.append(f"--qrels={_data_path(reproduction, source, source.qrels)}")
     flags.append(f"--k={source.k}")
     if names := _judgement_measures(source.measures):
         flags.append(f"--measures={','.join(names)}")
     return flags
 
 
-def _corpus_path(places: Places, data: PaperData) -> Path:
+def _corpus_path(reproduction: Reproduction, data: PaperData) -> Path:
     if data.corpus in datasets():
-        return _data_path(places, datasets()[data.corpus], datasets()[data.corpus].corpus)
-    return _data_path(places, data, data.corpus)
+        return _data_path(reproduction, datasets()[data.corpus], datasets()[data.corpus].corpus)
+    return _data_path(reproduction, data, data.corpus)
 
 
-def _search_files(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
+def _search_files(case: Case, reproduction: Reproduction) -> list[tuple[Path, Path, Path | None]]:
     """Return (corpus, queries, judgements) of each search: one for the target or for each set of its mean, and one for
     each subset."""
     target = case.target
     if case.sets:
-        folders = [places.folder(target.name) / name for name in target.folders(case.sets)]
+        folders = [reproduction.folder(target.name) / name for name in target.folders(case.sets)]
         return [(folder, folder, folder) for folder in folders]
-    corpus, queries = _corpus_path(places, target), _data_path(places, target, target.queries)
-    judgement_files = [_data_path(places, target, target.qrels) if target.qrels else None]
+    corpus, queries = _corpus_path(reproduction, target), _data_path(reproduction, target, target.queries)
+    judgement_files = [_data_path(reproduction, target, target.qrels) if target.qrels else None]
     if case.row.subsets:
-        judgement_files += [subset_folder(case, places) / f"qrels.{name}.tsv" for name in SETS]
+        judgement_files += [subset_folder(case, reproduction) / f"qrels.{name}.tsv" for name in SETS]
     return [(corpus, queries, qrels) for qrels in judgement_files]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxret.configs import load_config, require_keys
 from jaxret.evaluation.text_table import aligned_table
-from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files
+from jaxret.experiments.reproduce.commands import Reproduction, case_commands, missing_files
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolve_row
 from jaxret.experiments.reproduce.run_row import case_seeds, comparison_table, run_row
 from jaxret.parallel.events import emit
@@ -33,7 +33,7 @@ def list_rows(
     for entry in overrides:
         if "=" not in entry:
             raise ValueError(f"--set={entry} must be KEY=VALUE")
-    places = Places(Path(data), Path(workdir), dict(entry.split("=", 1) for entry in overrides), scale)
+    reproduction = Reproduction(Path(data), Path(workdir), dict(entry.split("=", 1) for entry in overrides), scale)
     if not pattern:
         if run_on is not None:
             raise ValueError("--run needs a row, such as mlr/2/dual-encoder; `jaxret reproduce` lists the tables")
@@ -41,12 +41,12 @@ def list_rows(
         return
     rows = find_rows(pattern)
     for config in {case.config for row in rows for case in resolve_row(row).cases() if case.config}:
-        require_keys(load_config(config), places.overrides, config)
+        require_keys(load_config(config), reproduction.overrides, config)
     if run_on is not None:
         if len(rows) > 1:
             raise ValueError(f"{pattern} has {len(rows)} rows; --run takes one: {', '.join(row.id for row in rows)}")
         (row,) = rows
-        measurements = run_row(row, places, run_on)
+        measurements = run_row(row, reproduction, run_on)
         numbers = "\n".join(["the paper's numbers:", *row_numbers(row)])
         print(comparison_table(measurements) if measurements else numbers)
         emit(
@@ -65,7 +65,7 @@ def list_rows(
         if scale != 1.0:
             print(f"a trial with {scale:g} of the training: compare the commands, not the numbers")
     elif len(rows) == 1 and rows[0].id == pattern:
-        _print_listing(row_text(rows[0], places))
+        _print_listing(row_text(rows[0], reproduction))
     else:
         _print_listing(numbers_text(rows))
 
@@ -129,7 +129,7 @@ def _deviation(case: Case, index: int) -> str:
     return f" ± {deviations[index] / (100 if case.row.percent else 1):.4g}"
 
 
-def row_text(row: PaperRow, places: Places) -> str:
+def row_text(row: PaperRow, reproduction: Reproduction) -> str:
     """Return caption, numbers, commands and missing files of a row."""
     lines = [f"{row.id}: {row.caption}", *row_numbers(row)]
     if row.note:
@@ -142,11 +142,11 @@ def row_text(row: PaperRow, places: Places) -> str:
     missing_lines: dict[str, None] = {}
     for case in row.cases() or resolve_row(row).cases():
         for seed in case_seeds(case):
-            for command in case_commands(case, places, seed):
+            for command in case_commands(case, reproduction, seed):
                 if (line := f"jaxret {shlex.join(command)}") not in earlier_lines:
                     earlier_lines.add(line)
                     lines.append(line)
-        missing_lines |= dict.fromkeys(missing_files(case, places))
+        missing_lines |= dict.fromkeys(missing_files(case, reproduction))
     if missing_lines:
         lines += ["missing files, and where each comes from:", *(f"  {line}" for line in missing_lines)]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
+from jaxret.experiments.reproduce.commands import Reproduction, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolve_row
 from jaxret.experiments.vector_diversity import JudgedSource, diversity_path, read_diversity
 from jaxret.mining.mining_job import MiningJob, parents_path, require_same_sources
@@ -47,11 +47,11 @@ class Measured:
         return (self.value - self.paper) / self.error
 
 
-def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
+def run_row(row: PaperRow, reproduction: Reproduction, only: str = "") -> list[Measured]:
     """Run the commands of a row, and return the measured values. Finished steps are not repeated.
 
     Args:
-        places: folders of data and runs, and keys that differ from the paper's.
+        reproduction: folders of data and runs, and keys that differ from the paper's.
         only: name of the only data set to run on; "" for all data sets of the row.
 
     Raises:
@@ -65,15 +65,15 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
     if not cases:
         names = ", ".join(case.target.name for case in row.cases())
         raise ValueError(f"{row.id} has no numbers on {only!r}; it has {names}")
-    missing_lines = [line for case in cases for line in missing_files(case, places)]
+    missing_lines = [line for case in cases for line in missing_files(case, reproduction)]
     if missing_lines:
         raise FileNotFoundError("these files are missing:\n" + "\n".join(dict.fromkeys(missing_lines)))
     if row.verb == "count":
-        return [measurement for case in cases for measurement in _count_records(case, places)]
-    places.workdir.mkdir(parents=True, exist_ok=True)  # commands write --out only into a folder that exists
+        return [measurement for case in cases for measurement in _count_records(case, reproduction)]
+    reproduction.workdir.mkdir(parents=True, exist_ok=True)  # commands write --out only into a folder that exists
     for case in cases:
         for seed in case_seeds(case):
-            for command in case_commands(case, places, seed):
+            for command in case_commands(case, reproduction, seed):
                 print(f"== jaxret {' '.join(command)}", flush=True)
                 if command[0] == "mine" and _is_mined(out := Path(_read_flags(command)["out"])):
                     require_same_sources(_mining_job(case, command))
@@ -85,13 +85,13 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
                 status = subprocess.run([sys.executable, "-m", "jaxret", *command], check=False).returncode
                 if status:
                     raise RuntimeError(f"jaxret {command[0]} ended with status {status}; the same command continues")
-    return [measurement for case in cases for measurement in measure_case(case, places)]
+    return [measurement for case in cases for measurement in measure_case(case, reproduction)]
 
 
-def _count_records(case: Case, places: Places) -> Iterator[Measured]:
+def _count_records(case: Case, reproduction: Reproduction) -> Iterator[Measured]:
     """Run `jaxret data check` on the files whose records a row counts, and yield the counts."""
     counts: dict[str, dict[str, float | int]] = {}
-    for command in case_commands(case, places):
+    for command in case_commands(case, reproduction):
         print(f"== jaxret {' '.join(command)}", flush=True)
         path = Path(command[2])
         on_error = _read_flags(command).get("on_error", "error")
@@ -130,19 +130,21 @@ def case_seeds(case: Case) -> list[int | None]:
     return list(range(1, case.row.seeds + 1)) if case.row.seeds > 1 else [None]
 
 
-def measure_case(case: Case, places: Places) -> Iterator[Measured]:
+def measure_case(case: Case, reproduction: Reproduction) -> Iterator[Measured]:
     """Yield the measured values of a case, from the evaluations that its searches wrote. Raises ValueError for an
     evaluation without the measure of the row."""
     row = resolve_row(case.row)
     if row.verb == "diversity":
-        yield from _measure_diversity(case, places)
+        yield from _measure_diversity(case, reproduction)
     if not case.row.numbers:
         return
     runs, subsets = [], len(case.row.subsets)
     for seed in case_seeds(case):
-        run = run_folder(case, places, seed)
+        run = run_folder(case, reproduction, seed)
         folder = run / row.stage if row.verb == "recipe" else run
-        evaluations = [(part, read_evaluation(path)) for path, part in _evaluation_parts(case, places, folder).items()]
+        evaluations = [
+            (part, read_evaluation(path)) for path, part in _evaluation_parts(case, reproduction, folder).items()
+        ]
         runs.append(evaluations[: len(evaluations) - subsets])
         for number, (_, evaluation) in enumerate(evaluations[len(evaluations) - subsets :]):
             (measure,) = case.measures
@@ -163,10 +165,10 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
         yield Measured(case, measure, fmean(means), error, paper)
 
 
-def _measure_diversity(case: Case, places: Places) -> Iterator[Measured]:
+def _measure_diversity(case: Case, reproduction: Reproduction) -> Iterator[Measured]:
     """Yield perplexity and local variation of a run's vectors, or the fraction of queries for which the vector of the
     last layer wins. They have no standard error."""
-    run, (_, command) = run_folder(case, places, case_seeds(case)[0]), case_commands(case, places)
+    run, (_, command) = run_folder(case, reproduction, case_seeds(case)[0]), case_commands(case, reproduction)
     data = command[-1].removeprefix("--data=")
     path = diversity_path(Workdir(run), JudgedSource.open(data, ""))
     values = read_diversity(path)
@@ -199,12 +201,12 @@ def comparison_table(measurements: Sequence[Measured]) -> str:
     return aligned_table(header, rows, left=3)
 
 
-def _evaluation_parts(case: Case, places: Places, run: Path) -> dict[Path, float]:
+def _evaluation_parts(case: Case, reproduction: Reproduction, run: Path) -> dict[Path, float]:
     """Return path of an evaluation -> its weight in the case's mean, for the evaluations that its searches wrote below
     `run`."""
     paths: dict[Path, float] = {}
     parts = iter(case.target.folders(case.sets).values())
-    for command in case_commands(case, places):
+    for command in case_commands(case, reproduction):
         flags = _read_flags(command)
         if command[0] == "beir":
             query, passage = (int(flags.get(name, 0)) or None for name in ("query_length", "passage_length"))

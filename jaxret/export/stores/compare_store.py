@@ -53,7 +53,7 @@ def compare_store(searcher: Searcher, store: VectorStore, queries: Ragged, k: in
     rows = rows_of_ids(searcher.encoded_corpus, {key for ranking in hits for key, _ in ranking})
     for number, ranking in enumerate(hits):
         if problem := _problem([key for key, _ in ranking], rows, k):
-            raise ValueError(f"{store.place}: for query {number} {problem}; the export is not usable")
+            raise ValueError(f"{store.address}: for query {number} {problem}; the export is not usable")
     exact = np.array(searcher.scores(queries, [[rows[key] for key, _ in ranking] for ranking in hits]))
     store_scores = np.array([[score for _, score in ranking] for ranking in hits])
     size = max(float(np.abs(result.scores).max()), 1.0)
@@ -62,14 +62,15 @@ def compare_store(searcher: Searcher, store: VectorStore, queries: Ragged, k: in
     if differs.any():
         query, index = np.argwhere(differs)[0].tolist()
         raise ValueError(
-            f"{store.place}: for query {query} the passage at rank {index + 1} is {hits[query][index][0]!r} with score "
-            f"{exact[query, index]:.6g}, in jaxret {our_ids[query][index]!r} with {result.scores[query, index]:.6g}. "
-            f"{int(differs.any(axis=1).sum())} of {len(hits)} queries differ; the export is not usable"
+            f"{store.address}: for query {query} the passage at rank {index + 1} is {hits[query][index][0]!r} with "
+            f"score {exact[query, index]:.6g}, in jaxret {our_ids[query][index]!r} with "
+            f"{result.scores[query, index]:.6g}. {int(differs.any(axis=1).sum())} of {len(hits)} queries differ; the "
+            "export is not usable"
         )
     largest = float(np.abs(exact - store_scores).max()) / size
     if not largest <= TIE:
         raise ValueError(
-            f"{store.place}: the passages are the same, but scores differ by {largest:.1e}, more than {TIE:.0e}; the "
+            f"{store.address}: the passages are the same, but scores differ by {largest:.1e}, more than {TIE:.0e}; the "
             "export is not usable"
         )
     return {"queries": len(hits), "k": k, "tied": int(ids_differ.sum()), "largest_difference": largest}

@@ -66,7 +66,7 @@ def export_to_store(
     comparison += f"; scores differ by {result['largest_difference']:.1e} at most"
     if result["tied"]:
         comparison += f", and {result['tied']} passages of equal scores are in another order"
-    sentence = f"{store.place}: {encoded_corpus.total_rows:,} passages, counted, of {len(journal.entries):,} shard(s)"
+    sentence = f"{store.address}: {encoded_corpus.total_rows:,} passages, counted, of {len(journal.entries):,} shard(s)"
     return "\n".join([f"{sentence}. {comparison}.", *store.notes])
 
 
@@ -107,7 +107,7 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
     """
     if not journal.has_begun:
         if store.exists():
-            problem = f"{store.place} exists already, but the export in {journal.out} did not make it"
+            problem = f"{store.address} exists already, but the export in {journal.out} did not make it"
             raise FileExistsError(f"{problem}; choose another --table")
         journal.begin()
     store.create()
@@ -115,8 +115,8 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
     store.keep_first(start, journal.entries)
     if (count := store.count()) < start:
         raise ValueError(
-            f"{store.place} has {count:,} passages, but {start:,} were written. It was changed later; give a new --out "
-            "and --table"
+            f"{store.address} has {count:,} passages, but {start:,} were written. It was changed later; give a new "
+            "--out and --table"
         )
     with Progress("export", rows.encoded_corpus.total_rows, "passage", start=start) as bar:
         for number, (first, size, batches) in enumerate(rows):
@@ -126,8 +126,8 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
             journal.note({"first_row": first, "rows": size, **entry})
     if (count := store.count()) != rows.encoded_corpus.total_rows:
         raise ValueError(
-            f"{store.place} has {count:,} passages, but the corpus has {rows.encoded_corpus.total_rows:,}. Another job "
-            "wrote to it, too; export again with a new --out and --table"
+            f"{store.address} has {count:,} passages, but the corpus has {rows.encoded_corpus.total_rows:,}. Another "
+            "job wrote to it, too; export again with a new --out and --table"
         )
 
 

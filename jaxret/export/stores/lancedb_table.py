@@ -21,7 +21,7 @@ class LanceTable(VectorStore):
         (lancedb,) = import_client("lancedb", "lancedb")
         url = target.url or str(target.out / "lancedb")
         self._target, self._database = target, lancedb.connect(url)
-        self.place = f"{without_password(url)}/{target.table}"
+        self.address = f"{without_password(url)}/{target.table}"
         self.query_dtype, self.notes = target.dtype, []
         if target.dtype == "float16":
             self.notes.append(

@@ -37,7 +37,7 @@ class MilvusCollection(VectorStore):
         if target.dtype == "float16" and lite:
             self.notes.append("Milvus Lite has no float16: it stores the same numbers as float32.")
         url = target.url or str(target.out / "milvus.db")
-        self.place = f"{without_password(url)}/{target.table}"
+        self.address = f"{without_password(url)}/{target.table}"
         self._client = self._milvus.MilvusClient(url, token=os.environ.get("MILVUS_TOKEN", ""))
 
     def exists(self) -> bool:

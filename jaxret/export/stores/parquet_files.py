@@ -26,7 +26,7 @@ class ParquetFiles(VectorStore):
         if target.url or target.table:
             raise ValueError("--url and --table are of stores; --to=parquet writes files into --out")
         self._target, self._out = target, target.out
-        self.place, self.query_dtype = str(target.out), "float32"
+        self.address, self.query_dtype = str(target.out), "float32"
         self.notes: list[str] = []
 
     def exists(self) -> bool:

@@ -42,7 +42,7 @@ class PgvectorTable(VectorStore):
         types.register_vector(self._connection)
         info, self._target, self._half = self._connection.info, target, pgvector.HalfVector
         self._name = self._sql.Identifier(target.table)
-        self.place = f"{info.host}/{info.dbname}/{target.table}"
+        self.address = f"{info.host}/{info.dbname}/{target.table}"
         self.query_dtype, self.notes = "float32", []
         if target.several:
             self.notes.append("Every vector of a passage is a row: group rows by id, and use the largest product.")

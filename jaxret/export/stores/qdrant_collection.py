@@ -36,7 +36,7 @@ class QdrantCollection(VectorStore):
             self.notes.append(
                 "The client's local mode is slow for more than some thousand passages: give --url=http://..."
             )
-        self.place = f"{without_password(target.url) or target.out / 'qdrant'}/{target.table}"
+        self.address = f"{without_password(target.url) or target.out / 'qdrant'}/{target.table}"
 
     def exists(self) -> bool:
         return bool(self._client.collection_exists(self._target.table))

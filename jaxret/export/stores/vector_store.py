@@ -47,7 +47,7 @@ class StoreTarget:
 class VectorStore(Protocol):
     """A table of a store. Opening it raises ValueError for vectors that the store cannot hold."""
 
-    place: str  # address of the table for messages, without a password
+    address: str  # address of the table for messages, without a password
     notes: list[str]  # sentences on how the store holds vectors
     query_dtype: str  # type of queries in the store's computations
 

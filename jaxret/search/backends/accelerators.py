@@ -47,10 +47,10 @@ class CellLayout(NamedTuple):
 
     def chunk(self, dimension: int) -> int:
         """Return how many positions of every cell are filled at a time. The number divides `size`."""
-        places = self.size
-        while places % 2 == 0 and places * self.cells * self.width * dimension * 4 > CHUNK_BYTES:
-            places //= 2
-        return places
+        positions = self.size
+        while positions % 2 == 0 and positions * self.cells * self.width * dimension * 4 > CHUNK_BYTES:
+            positions //= 2
+        return positions
 
 
 def local_mesh() -> Mesh:
@@ -76,7 +76,7 @@ def plan_cells(rows: int, shape: tuple[int, int], precision: Precision, devices:
     """
     width, cell, multiple, steps = shape[0], TPU_CELL if platform == "tpu" else CELL, 1, 16
     if gpu_kernel.can_take(platform, *shape, precision.dtype):  # cells are large, so sizes in finer steps waste less
-        cell, multiple, steps = min(MAXIMA_CELL, MAXIMA_NUMBERS // shape[1]), gpu_kernel.TILE_PLACES, 128
+        cell, multiple, steps = min(MAXIMA_CELL, MAXIMA_NUMBERS // shape[1]), gpu_kernel.TILE_POSITIONS, 128
     cells = devices * math.ceil(rows * width / (devices * cell))
     size = rounded_size(math.ceil(rows / cells), steps)
     return CellLayout(cells, -(-size // multiple) * multiple, width)
@@ -125,13 +125,13 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
     vectors, rows = None, 0
     for chunk in chunks:
         dimension = chunk.shape[-1]
-        places = layout.chunk(dimension)
-        padded_chunk = np.pad(chunk, ((0, places * layout.cells - len(chunk)), (0, 0), (0, 0)))
+        positions = layout.chunk(dimension)
+        padded_chunk = np.pad(chunk, ((0, positions * layout.cells - len(chunk)), (0, 0), (0, 0)))
         chunk_vectors = compress(padded_chunk.reshape(-1, dimension), precision)
         cells = jax.device_put(
-            jax.tree.map(partial(_split_by_cell, layout=layout, places=places), chunk_vectors), sharding
+            jax.tree.map(partial(_split_by_cell, layout=layout, positions=positions), chunk_vectors), sharding
         )
-        if places == layout.size:
+        if positions == layout.size:
             vectors = cells
         else:
             vectors = _empty(cells, layout, sharding) if vectors is None else vectors
@@ -141,10 +141,12 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
     return DeviceVectors(mesh, layout, rows, precision, vectors)
 
 
-def _split_by_cell(x: np.ndarray, layout: CellLayout, places: int) -> np.ndarray:
-    """Return an array [places * cells * width, ...] as [cells, places * width, ...]."""
-    by_place = x.reshape(places, layout.cells, layout.width, *x.shape[1:])
-    return np.ascontiguousarray(by_place.swapaxes(0, 1)).reshape(layout.cells, places * layout.width, *x.shape[1:])
+def _split_by_cell(x: np.ndarray, layout: CellLayout, positions: int) -> np.ndarray:
+    """Return an array [positions * cells * width, ...] as [cells, positions * width, ...]."""
+    by_position = x.reshape(positions, layout.cells, layout.width, *x.shape[1:])
+    return np.ascontiguousarray(by_position.swapaxes(0, 1)).reshape(
+        layout.cells, positions * layout.width, *x.shape[1:]
+    )
 
 
 def _empty(like: Compressed, layout: CellLayout, sharding: NamedSharding) -> Compressed:
@@ -189,16 +191,16 @@ def search_cells(
         def search_cell(cell: tuple[jax.Array, Compressed]) -> tuple[jax.Array, jax.Array, jax.Array]:
             number, cell_vectors = cell
             rows_of_cell = jnp.arange(layout.size) * layout.cells + number
-            top, places, bound = best_of_cell(queries, cell_vectors, rows_of_cell < rows, per_cell)
-            return top, rows_of_cell[places], bound
+            top, positions, bound = best_of_cell(queries, cell_vectors, rows_of_cell < rows, per_cell)
+            return top, rows_of_cell[positions], bound
 
         def search_cell_by_maxima(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             number, index = cell
             rows_of_cell = jnp.arange(layout.size) * layout.cells + number
-            top, places, bound = best_by_maxima(
+            top, positions, bound = best_by_maxima(
                 queries, vectors, index, rows_of_cell < rows, per_cell, platform_of(mesh)
             )
-            return top, rows_of_cell[places], bound
+            return top, rows_of_cell[positions], bound
 
         if by_maxima:
             cell_hits = jax.lax.map(search_cell_by_maxima, (cells, jnp.arange(len(cells))))
@@ -211,13 +213,13 @@ def search_cells(
     # check_vma=False: a Pallas kernel does not declare on which devices its results differ.
     sharded_search = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROW_AXIS), check_vma=not by_maxima)
     per_device_hits = sharded_search(queries, jnp.asarray(rows), jnp.arange(layout.cells), vectors)
-    tops, places, bounds = jax.lax.with_sharding_constraint(per_device_hits, NamedSharding(mesh, P()))
-    return merge(tops, places, bounds.max(axis=0), k)
+    tops, positions, bounds = jax.lax.with_sharding_constraint(per_device_hits, NamedSharding(mesh, P()))
+    return merge(tops, positions, bounds.max(axis=0), k)
 
 
 def _by_maxima(vectors: Compressed, layout: CellLayout, mesh: Mesh) -> bool:
     """Return whether the kernel of `gpu_kernel.py` computes the products."""
-    if layout.size % gpu_kernel.TILE_PLACES:
+    if layout.size % gpu_kernel.TILE_POSITIONS:
         return False
     return gpu_kernel.can_take(platform_of(mesh), layout.width, vectors.numbers.shape[-1], vectors.numbers.dtype)
 
@@ -243,9 +245,9 @@ def best_by_maxima(
     mask = jnp.where(exists, 0.0, -jnp.inf)
     maxima = gpu_kernel.group_maxima(queries, vectors, cell, mask, interpret=platform == "cpu")
     _, groups, bound = best(maxima, min(count, maxima.shape[1]))
-    scores, places = gpu_kernel.best_of_groups(queries, vectors, cell, mask, groups)
+    scores, positions = gpu_kernel.best_of_groups(queries, vectors, cell, mask, groups)
     top, columns = highest(scores, count)
     # The bound covers the scores of the other groups, and the last score those that are left out of these groups.
     if count < len(exists):
         bound = jnp.maximum(bound, top[:, -1])
-    return top, jnp.take_along_axis(places, columns, axis=1), bound
+    return top, jnp.take_along_axis(positions, columns, axis=1), bound

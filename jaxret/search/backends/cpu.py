@@ -43,16 +43,16 @@ def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, siz
         return jax.block_until_ready(_search_cell(queries, cell, number, rows, cells, size, per_cell))
 
     def merge_queries(part: slice) -> CellHits:
-        tops, places, bounds = (np.stack([np.asarray(x)[part] for x in xs]) for xs in zip(*cell_hits, strict=True))
-        return jax.block_until_ready(_merge(tops, places, bounds, k))
+        tops, positions, bounds = (np.stack([np.asarray(x)[part] for x in xs]) for xs in zip(*cell_hits, strict=True))
+        return jax.block_until_ready(_merge(tops, positions, bounds, k))
 
     with ThreadPoolExecutor(threads) as pool:
         map_tasks: Callable[[Any, Iterable[Any]], Iterable[CellHits]] = pool.map if threads > 1 else map
         cell_hits = list(map_tasks(search_cell, range(cells)))
         step = -(-count // threads)
         results = list(map_tasks(merge_queries, [slice(start, start + step) for start in range(0, count, step)]))
-    tops, places, bounds = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
-    return tops, places, bounds
+    tops, positions, bounds = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+    return tops, positions, bounds
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6))
@@ -60,10 +60,10 @@ def _search_cell(
     queries: Compressed, cell: Compressed, number: jax.Array, rows: jax.Array, cells: int, size: int, count: int
 ) -> CellHits:
     rows_of_cell = jnp.arange(size) * cells + number
-    top, places, bound = best_of_cell(queries, cell, rows_of_cell < rows, count)
-    return top, rows_of_cell[places], bound
+    top, positions, bound = best_of_cell(queries, cell, rows_of_cell < rows, count)
+    return top, rows_of_cell[positions], bound
 
 
 @partial(jax.jit, static_argnums=3)
-def _merge(tops: jax.Array, places: jax.Array, bounds: jax.Array, k: int) -> CellHits:
-    return merge(tops, places, bounds.max(axis=0), k)
+def _merge(tops: jax.Array, positions: jax.Array, bounds: jax.Array, k: int) -> CellHits:
+    return merge(tops, positions, bounds.max(axis=0), k)

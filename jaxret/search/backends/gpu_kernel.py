@@ -2,7 +2,7 @@
 
 XLA's own program copies the vectors of a cell, writes the scores and reads them again: two and a half times the bytes
 of the product alone (docs/scale.md). This kernel writes one number for eight scores. The groups with the highest maxima
-contain the best rows; only the products of their k * GROUP_PLACES rows are computed again.
+contain the best rows; only the products of their k * GROUP_POSITIONS rows are computed again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jaxret.search.backends.precision import Compressed
 from jaxret.search.backends.top_k import power_of_two
 
-# Positions of a group. They are `TILE_PLACES // GROUP_PLACES` apart, so that one thread holds all of them.
-GROUP_PLACES = 8
+# Positions of a group. They are `TILE_POSITIONS // GROUP_POSITIONS` apart, so that one thread holds all of them.
+GROUP_POSITIONS = 8
 # Queries, positions and dimensions of a tile, whose products take 64 KiB of registers.
-TILE_QUERIES, TILE_PLACES, TILE_DIMENSIONS = 128, 128, 64
+TILE_QUERIES, TILE_POSITIONS, TILE_DIMENSIONS = 128, 128, 64
 LEAST_QUERIES = 16  # least number of queries in a product on tensor cores
 # Up to this many bytes Pallas lets Triton use 32-bit offsets. Triton takes these as signed, so that int8 values after
 # 2**31 would be lost.
@@ -46,7 +46,7 @@ def pad_to_tiles(count: int) -> int:
 def group_maxima(
     queries: Compressed, vectors: Compressed, cell: jax.Array, mask: jax.Array, interpret: bool = False
 ) -> jax.Array:
-    """Return upper bounds of the products of queries with the groups of a cell, float32 [Q, n // GROUP_PLACES].
+    """Return upper bounds of the products of queries with the groups of a cell, float32 [Q, n // GROUP_POSITIONS].
 
     Args:
         queries: query vectors [Q,D]; Q comes from `pad_to_tiles`.
@@ -66,27 +66,27 @@ def group_maxima(
 
     def query_spec(x: jax.Array) -> pl.BlockSpec:
         shape = (rows, *x.shape[1:])
-        return pl.BlockSpec(shape, lambda query, place: (query, *(0,) * (len(shape) - 1)))
+        return pl.BlockSpec(shape, lambda query, position: (query, *(0,) * (len(shape) - 1)))
 
     query_leaves, vector_leaves = (jax.tree.leaves(x) for x in (queries, vectors))
     any_memory = pl.BlockSpec(memory_space=pl.ANY)
     cost = {
         "flops": 2 * count * size * dimension,
-        "bytes": sum(map(_bytes, [*query_leaves, mask])) + 4 * count * size // GROUP_PLACES,
+        "bytes": sum(map(_bytes, [*query_leaves, mask])) + 4 * count * size // GROUP_POSITIONS,
     }
     cost["bytes"] += sum(_bytes(x) // len(x) for x in vector_leaves)  # the vectors of one cell
     call = pl.pallas_call(
         partial(_tile, jax.tree.structure(queries), dimension),
         # The first axis runs fastest, so that vectors are read from memory once for all queries.
-        grid=(count // rows, size // TILE_PLACES),
+        grid=(count // rows, size // TILE_POSITIONS),
         in_specs=[
             *map(query_spec, query_leaves),
             *[any_memory] * len(vector_leaves),
-            pl.BlockSpec((TILE_PLACES,), lambda query, place: (place,)),
+            pl.BlockSpec((TILE_POSITIONS,), lambda query, position: (position,)),
             any_memory,
         ],
-        out_specs=pl.BlockSpec((rows, TILE_PLACES // GROUP_PLACES), lambda query, place: (query, place)),
-        out_shape=jax.ShapeDtypeStruct((count, size // GROUP_PLACES), jnp.float32),
+        out_specs=pl.BlockSpec((rows, TILE_POSITIONS // GROUP_POSITIONS), lambda query, position: (query, position)),
+        out_shape=jax.ShapeDtypeStruct((count, size // GROUP_POSITIONS), jnp.float32),
         compiler_params=pltriton.CompilerParams(num_warps=8, num_stages=3),
         # `jaxret plan` reads the costs from the name (plan/hlo.py), because the call has no field for them.
         name="_".join(["group_maxima", *(f"{kind}_{number}" for kind, number in cost.items())]),
@@ -106,24 +106,24 @@ def _tile(tree: Any, dimension: int, *refs: Any) -> None:
     leaves = tree.num_leaves
     queries, vectors = jax.tree.unflatten(tree, refs[:leaves]), jax.tree.unflatten(tree, refs[leaves : 2 * leaves])
     mask, cell, out = refs[2 * leaves :]
-    number, places = cell[0], pl.ds(pl.program_id(1) * TILE_PLACES, TILE_PLACES)
+    number, positions = cell[0], pl.ds(pl.program_id(1) * TILE_POSITIONS, TILE_POSITIONS)
     rows = out.shape[0]
     kind = jnp.int32 if queries.numbers.dtype == jnp.int8 else jnp.float32
 
     def add(step: jax.Array, products: jax.Array) -> jax.Array:
         dimensions = pl.ds(step * TILE_DIMENSIONS, TILE_DIMENSIONS)
-        left, right = queries.numbers[:, dimensions], vectors.numbers[number, places, dimensions]
+        left, right = queries.numbers[:, dimensions], vectors.numbers[number, positions, dimensions]
         return products + jax.lax.dot_general(left, right, (((1,), (1,)), ((), ())), preferred_element_type=kind)
 
-    products = jax.lax.fori_loop(0, dimension // TILE_DIMENSIONS, add, jnp.zeros((rows, TILE_PLACES), kind))
+    products = jax.lax.fori_loop(0, dimension // TILE_DIMENSIONS, add, jnp.zeros((rows, TILE_POSITIONS), kind))
     part = Compressed(
-        *(None if x is None else x[number, places] for x in (None, vectors.scale, vectors.norm, vectors.error))
+        *(None if x is None else x[number, positions] for x in (None, vectors.scale, vectors.norm, vectors.error))
     )
     query_errors = Compressed(
         *(None if x is None else x[...] for x in (None, queries.scale, queries.norm, queries.error))
     )
     scores = bound_products(products, query_errors, part, mask[...])
-    out[...] = scores.reshape(rows, GROUP_PLACES, TILE_PLACES // GROUP_PLACES).max(axis=1)
+    out[...] = scores.reshape(rows, GROUP_POSITIONS, TILE_POSITIONS // GROUP_POSITIONS).max(axis=1)
 
 
 def bound_products(products: jax.Array, queries: Compressed, vectors: Compressed, mask: jax.Array) -> jax.Array:
@@ -144,7 +144,7 @@ def bound_products(products: jax.Array, queries: Compressed, vectors: Compressed
 def best_of_groups(
     queries: Compressed, vectors: Compressed, cell: jax.Array, mask: jax.Array, groups: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the scores of all members of groups, and their positions in the cell, both [Q, k * GROUP_PLACES].
+    """Return the scores of all members of groups, and their positions in the cell, both [Q, k * GROUP_POSITIONS].
 
     Args:
         queries: query vectors [Q,D].
@@ -153,11 +153,11 @@ def best_of_groups(
         mask: 0 where a position has a vector, else -inf [n].
         groups: columns of `group_maxima` [Q,k].
     """
-    stride = TILE_PLACES // GROUP_PLACES
-    first = groups // stride * TILE_PLACES + groups % stride
-    places = (first[:, :, None] + stride * jnp.arange(GROUP_PLACES)).reshape(len(groups), -1)
-    numbers = vectors.numbers[cell, places]  # [Q, k * GROUP_PLACES, D]; XLA multiplies it while it is read
+    stride = TILE_POSITIONS // GROUP_POSITIONS
+    first = groups // stride * TILE_POSITIONS + groups % stride
+    positions = (first[:, :, None] + stride * jnp.arange(GROUP_POSITIONS)).reshape(len(groups), -1)
+    numbers = vectors.numbers[cell, positions]  # [Q, k * GROUP_POSITIONS, D]; XLA multiplies it while it is read
     kind = jnp.int32 if numbers.dtype == jnp.int8 else jnp.float32
     products = (queries.numbers[:, None].astype(kind) * numbers.astype(kind)).sum(axis=-1)
-    errors = (None if x is None else x[cell, places] for x in (vectors.scale, vectors.norm, vectors.error))
-    return bound_products(products, queries, Compressed(None, *errors), mask[places]), places
+    errors = (None if x is None else x[cell, positions] for x in (vectors.scale, vectors.norm, vectors.error))
+    return bound_products(products, queries, Compressed(None, *errors), mask[positions]), positions

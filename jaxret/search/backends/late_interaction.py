@@ -53,12 +53,12 @@ class DeviceVectorLists:
         tile_size = passages_of_tile(size, length * (width + vectors.shape[1]), jax.default_backend())
         computed_k = min(power_of_two(k), size)
         best_hits = search_lists(query_arrays, owner, self.vectors, self.mask, padded_count, computed_k, tile_size)
-        scores, places = (np.asarray(x)[:count] for x in best_hits)
+        scores, positions = (np.asarray(x)[:count] for x in best_hits)
         bound = scores[:, k - 1] if k < self.real else np.full(count, -np.inf, np.float32)
         # Padding has the score -inf and comes last, because products of vectors that passed `upper_norms` never
         # overflow.
-        assert (places[:, :k] < self.real).all()
-        return BlockHits(scores[:, :k], places[:, :k].astype(np.int64), bound)
+        assert (positions[:, :k] < self.real).all()
+        return BlockHits(scores[:, :k], positions[:, :k].astype(np.int64), bound)
 
 
 def put_lists_on_device(block: PaddedLists, precision: Precision) -> DeviceVectorLists:
@@ -117,5 +117,5 @@ def search_lists(
     tiles = jax.tree.map(split_into_tiles, (vectors, mask))
     best = jax.lax.map(tile, tiles).reshape(size, -1)  # [N,W]
     scores = jax.ops.segment_sum(best.T, owner, count + 1)[:count]
-    top, places = jax.lax.top_k(scores, k)
-    return top, places
+    top, positions = jax.lax.top_k(scores, k)
+    return top, positions

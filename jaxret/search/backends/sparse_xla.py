@@ -41,11 +41,11 @@ class XlaLists:
         mesh, counts = local_mesh(), block.word_counts
         width, rows = rounded_size(max(1, int(counts.max()))), mesh.size * rounded_size(-(-len(block) // mesh.size))
         words, weights = np.zeros((rows, width), np.int32), np.zeros((rows, width), np.float32)
-        places = (
+        positions = (
             np.repeat(np.arange(len(block)), counts),
             np.arange(len(block.words)) - np.repeat(block.offsets[:-1], counts),
         )
-        words[places], weights[places] = block.words, normal(block.weights)
+        words[positions], weights[positions] = block.words, normal(block.weights)
         sharding = NamedSharding(mesh, P(ROW_AXIS))
         return XlaBlock(mesh, len(block), jax.device_put(words, sharding), jax.device_put(weights, sharding))
 
@@ -106,8 +106,8 @@ def search_sparse(
 
     def on_device(table: jax.Array, words: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
         scores = products_of(table, words, weights)
-        top, places, bound = best(scores, min(k, scores.shape[1]))
-        rows = places + jax.lax.axis_index(ROW_AXIS) * scores.shape[1]
+        top, positions, bound = best(scores, min(k, scores.shape[1]))
+        rows = positions + jax.lax.axis_index(ROW_AXIS) * scores.shape[1]
         return top[None], rows[None], bound[None]
 
     split = jax.shard_map(

@@ -90,7 +90,7 @@ def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array
     n_queries, n = scores.shape
     group = power_of_two(max(1, math.isqrt(n // count)))
     if group < 4:
-        top, places = highest(scores, count)
+        top, positions = highest(scores, count)
     else:
         # Column c is in group c % groups, so that a maximum is taken of contiguous rows.
         grid = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf).reshape(n_queries, group, -1)
@@ -102,8 +102,8 @@ def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array
         top, columns = highest(jnp.concatenate([maxima, lower_scores], axis=1), count)
         ranks, member = columns % count, columns // count - 1
         member = jnp.where(member < 0, jnp.take_along_axis(peaks, ranks, axis=1), member)
-        places = jnp.take_along_axis(best_groups, ranks, axis=1) + member * grid.shape[2]
-    return top, places, top[:, -1] if count < n else jnp.full_like(top[:, -1], -jnp.inf)
+        positions = jnp.take_along_axis(best_groups, ranks, axis=1) + member * grid.shape[2]
+    return top, positions, top[:, -1] if count < n else jnp.full_like(top[:, -1], -jnp.inf)
 
 
 def merge(tops: jax.Array, rows: jax.Array, bound: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -119,6 +119,6 @@ def merge(tops: jax.Array, rows: jax.Array, bound: jax.Array, k: int) -> tuple[j
     all_tops, all_rows = (jnp.moveaxis(x, 0, 1).reshape(n_queries, -1) for x in (tops, rows))
     if all_tops.shape[1] <= k and len(tops) == 1:
         return all_tops, all_rows, bound
-    top, places = highest(all_tops, min(k + 1, all_tops.shape[1]))
+    top, positions = highest(all_tops, min(k + 1, all_tops.shape[1]))
     bound = jnp.maximum(bound, top[:, k:].max(axis=1, initial=-jnp.inf))
-    return top[:, :k], jnp.take_along_axis(all_rows, places[:, :k], axis=1), bound
+    return top[:, :k], jnp.take_along_axis(all_rows, positions[:, :k], axis=1), bound

@@ -21,7 +21,7 @@ from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.experiments.recipes.stages import read_stages
 from jaxret.experiments.reproduce import papers
 from jaxret.experiments.reproduce import run_row as run_row_module
-from jaxret.experiments.reproduce.commands import FILE_FORMATS, Places, case_commands, missing_files, run_folder
+from jaxret.experiments.reproduce.commands import FILE_FORMATS, Reproduction, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.listing import list_rows, row_text
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolve_row
 from jaxret.experiments.reproduce.run_row import Measured, case_seeds, measure_case, run_row
@@ -30,7 +30,7 @@ from jaxret.storage.atomic import require_parent
 from jaxret.training.config_check import check_config
 from tests.pipeline import REPOSITORY, environment, write_data, write_encoder
 
-PLACES = Places(Path("data"), Path("runs"))
+REPRODUCTION = Reproduction(Path("data"), Path("runs"))
 RUNNABLE = [row for row in paper_rows().values() if row.runnable]
 
 
@@ -106,7 +106,7 @@ def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
     """A command is parsed for each set of flags. Keys of configs are checked by `test_every_config_of_a_row_builds`."""
     by_verb: dict[str, dict[tuple[str, ...], list[str]]] = {}
     for case in cases():
-        for command in case_commands(case, Places(Path("data"), tmp_path)):
+        for command in case_commands(case, Reproduction(Path("data"), tmp_path)):
             verb, arguments = split_verb(command)
             arguments = [word for word in arguments if not word.startswith("--config.")]
             arguments = ["--config=mlr" if word.startswith("--config=") else word for word in arguments]
@@ -135,13 +135,13 @@ def touch_sources(command: Sequence[str]) -> None:
 
 def test_results_are_read_where_each_search_writes_them(tmp_path: Path) -> None:
     """There is one evaluation per search, with the label of its options."""
-    seen, places = 0, Places(tmp_path / "data", tmp_path / "runs")
+    seen, reproduction = 0, Reproduction(tmp_path / "data", tmp_path / "runs")
     for case in cases():
-        searches = [one for one in case_commands(case, places) if one[0] in ("search", "bm25")]
+        searches = [one for one in case_commands(case, reproduction) if one[0] in ("search", "bm25")]
         if case.row.numbers and searches and not case.row.subsets:  # subsets are named after files
             for command in searches:
                 touch_sources(command)
-            paths = list(run_row_module._evaluation_parts(case, places, Path("run")))
+            paths = list(run_row_module._evaluation_parts(case, reproduction, Path("run")))
             assert len(paths) == len(searches), case.row.id
             assert all(("max-passage" in path.name) == bool(resolve_row(case.row).chunks) for path in paths)
             seen += 1
@@ -155,9 +155,9 @@ def test_control_an_unknown_flag_is_noticed() -> None:
 
 def test_the_tables_of_aggretriever_search_with_long_queries_too() -> None:
     (row,) = find_rows("aggretriever/5/bert-agg")
-    commands = case_commands(row.cases()[1], PLACES)
+    commands = case_commands(row.cases()[1], REPRODUCTION)
     beir = commands[-1]
-    assert beir[:2] == ["beir", str(PLACES.data / "beir")]
+    assert beir[:2] == ["beir", str(REPRODUCTION.data / "beir")]
     assert {"--query_length=512", "--passage_length=512"} < set(beir)
     (sets,) = [flag.partition("=")[2].split(",") for flag in beir if flag.startswith("--sets=")]
     assert len(sets) == 14
@@ -167,7 +167,7 @@ def test_the_tables_of_aggretriever_search_with_long_queries_too() -> None:
 def test_aggretriever_reads_beir_at_512_tokens() -> None:
     """Aggretriever's tables measure MS MARCO with the lengths of training, and BEIR with 512 tokens."""
     (row,) = find_rows("aggretriever/8/full")
-    commands = {case.target.name: case_commands(case, PLACES) for case in row.cases()}
+    commands = {case.target.name: case_commands(case, REPRODUCTION) for case in row.cases()}
     assert "--passage_length=512" in commands["beir_small"][-1]
     assert not [flag for command in commands["msmarco"] for flag in command if "_length=512" in flag]
 
@@ -175,7 +175,7 @@ def test_aggretriever_reads_beir_at_512_tokens() -> None:
 def test_the_checkpoint_is_chosen_by_data_set() -> None:
     """MLR's appendix A applies to table 2, and appendix D to table 3; MS MARCO has no dev set here."""
     chosen = {
-        (row.id, case.source.name): [flag for flag in case_commands(case, PLACES)[0] if "validation.best" in flag]
+        (row.id, case.source.name): [flag for flag in case_commands(case, REPRODUCTION)[0] if "validation.best" in flag]
         for row in (find_rows("mlr/2/mlr-10-12") + find_rows("mlr/3/mlr") + find_rows("mlr/4/mlr-stage-2"))
         for case in row.cases()
     }
@@ -190,13 +190,13 @@ def test_the_checkpoint_is_chosen_by_data_set() -> None:
         ("mlr/4/mlr-stage-2", "msmarco_titles"): [],
     }
     assert load_config("recipes/mlr_msmarco").validation.best == "last"
-    places = Places(PLACES.data, PLACES.workdir, {"validation.best": "metric"})
+    reproduction = Reproduction(REPRODUCTION.data, REPRODUCTION.workdir, {"validation.best": "metric"})
     (row,) = find_rows("mlr/3/mlr")
-    assert "--config.validation.best=metric" in case_commands(row.cases()[0], places)[0]
+    assert "--config.validation.best=metric" in case_commands(row.cases()[0], reproduction)[0]
 
 
-def small_msmarco(folder: Path) -> Places:
-    """Write a folder msmarco with six passages, and return places with a model that does not exist."""
+def small_msmarco(folder: Path) -> Reproduction:
+    """Write a folder msmarco with six passages, and return reproduction with a model that does not exist."""
     data = folder / "data" / "msmarco"
     data.mkdir(parents=True)
     words = ["red fox", "blue whale", "green frog", "red whale", "blue frog", "green fox"]
@@ -206,25 +206,25 @@ def small_msmarco(folder: Path) -> Places:
         judgements = "".join(f"{n}\t0\t{n}\t1\n" for n in range(5)) + "4\t0\t5\t1\n"
         (data / f"qrels.{split}.tsv").write_text(judgements)
     (folder / "runs").mkdir()
-    return Places(folder / "data", folder / "runs", {"encoder.checkpoint": "no-such-encoder"})
+    return Reproduction(folder / "data", folder / "runs", {"encoder.checkpoint": "no-such-encoder"})
 
 
 @pytest.mark.slow
 def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Path) -> None:
     """The papers also train on queries without BM25 negatives in a file; a recipe that mines needs no file."""
-    places = small_msmarco(tmp_path)
+    reproduction = small_msmarco(tmp_path)
     mined: set[str] = set()
     for row in ("aggretriever/2/bert-agg", "aggretriever/6/distilbert-agg-hard", "i3/2/dpr", "mlr/5/mlr"):
         case = find_rows(row)[0].cases()[0]
-        mine, train, *_ = case_commands(case, places)
+        mine, train, *_ = case_commands(case, reproduction)
         mined.add(" ".join(mine))
         assert (mine[0], train[0]) == ("mine", resolve_row(case.row).verb)
         out = mine[-1].removeprefix("--out=")
         assert f"--config.data.train={out}" in train
     assert len(mined) == 2, "one file per corpus"
-    recipe = case_commands(find_rows("mlr/4/mlr-stage-2")[0].cases()[0], PLACES)[0]
+    recipe = case_commands(find_rows("mlr/4/mlr-stage-2")[0].cases()[0], REPRODUCTION)[0]
     assert {"recipe", "--config.data.train=data/msmarco_titles"} < set(recipe)
-    mine = case_commands(find_rows("i3/2/dpr")[0].cases()[0], places)[0]
+    mine = case_commands(find_rows("i3/2/dpr")[0].cases()[0], reproduction)[0]
     assert {"--pool=bm25", "--depth=1000", "--keep=100"} < set(mine)
     done = subprocess.run([sys.executable, "-m", "jaxret", *mine], capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
@@ -237,19 +237,19 @@ def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Pa
 def test_a_mined_file_is_reused_for_the_same_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Mining for half a million queries is not repeated for the next row. The training afterwards fails, because there
     is no encoder."""
-    places = small_msmarco(tmp_path)
-    data, mined = places.data / "msmarco", places.workdir / "bm25-negatives-msmarco.jsonl"
+    reproduction = small_msmarco(tmp_path)
+    data, mined = reproduction.data / "msmarco", reproduction.workdir / "bm25-negatives-msmarco.jsonl"
 
     def run() -> str:
         with pytest.raises(RuntimeError, match="jaxret train ended with status 1"):
-            run_row(find_rows("i3/2/dpr")[0], places, "msmarco")
+            run_row(find_rows("i3/2/dpr")[0], reproduction, "msmarco")
         return capfd.readouterr().out
 
     def refused(path: Path, more: str, message: str) -> None:
         before = path.read_bytes()
         path.write_bytes(before + more.encode())
         with pytest.raises(ContractError, match=message):
-            run_row(find_rows("i3/2/dpr")[0], places, "msmarco")
+            run_row(find_rows("i3/2/dpr")[0], reproduction, "msmarco")
         path.write_bytes(before)
 
     assert f"training file: {mined}" in run()
@@ -263,21 +263,21 @@ def test_a_mined_file_is_reused_for_the_same_files(tmp_path: Path, capfd: pytest
 
 def test_bm25_rows_share_one_index_per_corpus() -> None:
     """Settings of the row are flags; judgements of subsets are split first, and searched after all queries."""
-    split, *searches = case_commands(find_rows("i3/4/bm25")[0].cases()[0], PLACES)
+    split, *searches = case_commands(find_rows("i3/4/bm25")[0].cases()[0], REPRODUCTION)
     assert split[:2] == ["data", "split"]
     qrels = [next(flag for flag in search if flag.startswith("--qrels=")) for search in searches]
     folder = "runs/msmarco-sets"
     assert f"--out={folder}" in split
     sets = [f"--qrels={folder}/qrels.{name}.tsv" for name in ("set0", "set1")]
     assert qrels == ["--qrels=data/msmarco/qrels.dev.small.tsv", *sets]
-    other = case_commands(find_rows("i3/2/bm25")[0].cases()[0], PLACES)[0]
+    other = case_commands(find_rows("i3/2/bm25")[0].cases()[0], REPRODUCTION)[0]
     assert (
         searches[0][:3]
         == other[:3]
         == ["bm25", "--workdir=runs/bm25-k1-0.82-b-0.68", "--corpus=data/msmarco/collection.tsv"]
     )
     assert {"--k1=0.82", "--b=0.68", "--k=1000"} <= set(other)
-    changed = replace(PLACES, overrides={"k1": 0.9})
+    changed = replace(REPRODUCTION, overrides={"k1": 0.9})
     assert "--k1=0.9" in case_commands(find_rows("i3/4/bm25")[0].cases()[0], changed)[1]
 
 
@@ -293,14 +293,14 @@ def test_the_folder_of_runs_is_made_for_the_first_command(tmp_path: Path, monkey
     monkeypatch.setattr(run_row_module, "missing_files", lambda *_: [])
     monkeypatch.setattr(run_row_module.subprocess, "run", refused)
     with pytest.raises(RuntimeError, match="jaxret data ended with status 1"):
-        run_row(find_rows("i3/4/bm25")[0], Places(tmp_path / "data", tmp_path / "new" / "runs"))
+        run_row(find_rows("i3/4/bm25")[0], Reproduction(tmp_path / "data", tmp_path / "new" / "runs"))
     assert len(started) == 1
 
 
 @pytest.mark.slow
 def test_a_row_of_bm25_runs(small_squad: Path) -> None:
-    places = Places(small_squad / "data", small_squad / "runs")
-    measured = run_row(find_rows("mlr/3/bm25")[0], places, "squad")
+    reproduction = Reproduction(small_squad / "data", small_squad / "runs")
+    measured = run_row(find_rows("mlr/3/bm25")[0], reproduction, "squad")
     assert [(entry.measure, entry.paper) for entry in measured] == [("Accuracy@20", 0.688), ("Accuracy@100", 0.8)]
     assert all(0 < entry.value <= 1 for entry in measured)
 
@@ -308,9 +308,9 @@ def test_a_row_of_bm25_runs(small_squad: Path) -> None:
 def test_five_seeds_are_five_runs() -> None:
     (row,) = find_rows("mlr/3/mlr")
     case = row.cases()[0]
-    folders = {run_folder(case, PLACES, seed) for seed in range(1, 6)}
+    folders = {run_folder(case, REPRODUCTION, seed) for seed in range(1, 6)}
     assert len(folders) == 5
-    command = case_commands(case, PLACES, 3)[0]
+    command = case_commands(case, REPRODUCTION, 3)[0]
     assert {"--config.seed.init=3", "--config.seed.negatives=3"} <= set(command)
 
 
@@ -319,29 +319,29 @@ def test_rows_that_train_alike_share_a_run() -> None:
     commands: dict[Path, list[str]] = {}
     for case in cases():
         for seed in case_seeds(case):
-            flag = f"--workdir={run_folder(case, PLACES, seed)}"
-            for command in case_commands(case, PLACES, seed):
+            flag = f"--workdir={run_folder(case, REPRODUCTION, seed)}"
+            for command in case_commands(case, REPRODUCTION, seed):
                 if command[0] in ("train", "recipe") and flag in command:
                     words = [word for word in command if word != flag]
-                    assert commands.setdefault(run_folder(case, PLACES, seed), words) == words, case.row.id
+                    assert commands.setdefault(run_folder(case, REPRODUCTION, seed), words) == words, case.row.id
     trained = [tuple(words) for words in commands.values()]
     assert len(set(trained)) == len(trained)
 
 
 def test_stages_and_tables_share_a_run() -> None:
     def folder(row: str) -> Path:
-        return run_folder(find_rows(row)[0].cases()[0], PLACES)
+        return run_folder(find_rows(row)[0].cases()[0], REPRODUCTION)
 
     assert folder("i3/2/i3-stage-1") == folder("i3/2/i3-stage-2")
-    assert folder("mlr/4/mlr-stage-2") == PLACES.workdir / "mlr-4-mlr-stage-1" / "msmarco_titles"
+    assert folder("mlr/4/mlr-stage-2") == REPRODUCTION.workdir / "mlr-4-mlr-stage-1" / "msmarco_titles"
     assert folder("mlr/section-4.2.2/mlr-4") == folder("mlr/1/bert-last-four"), "both train with the verb train"
-    agg = PLACES.workdir / "aggretriever-2-distilbert-agg" / "msmarco"
+    agg = REPRODUCTION.workdir / "aggretriever-2-distilbert-agg" / "msmarco"
     assert folder("aggretriever/7/128-640") == folder("aggretriever/8/full") == agg
     assert folder("aggretriever/8/semi") != agg
 
 
 def test_missing_files_are_listed_with_their_origin() -> None:
-    text = row_text(find_rows("mlr/2/mlr-10-12")[0], PLACES)
+    text = row_text(find_rows("mlr/2/mlr-10-12")[0], REPRODUCTION)
     origin = "data.retriever.nq-train of DPR's download script (format dpr.examples)"
     assert f"data/nq/biencoder-nq-train.json: {origin}" in text
     assert "Accuracy@5 0.6873" in text
@@ -458,9 +458,11 @@ def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
 @pytest.mark.exhaustive
 def test_a_row_of_chunks_runs(small_squad: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Corpus and training data are split once, not again in the second run."""
-    places = Places(small_squad / "data", small_squad / "runs", overrides=small_keys(small_squad / "encoder"))
+    reproduction = Reproduction(
+        small_squad / "data", small_squad / "runs", overrides=small_keys(small_squad / "encoder")
+    )
     for turn in range(2):
-        measured = run_row(find_rows("mvr/5/four-splits")[0], places)
+        measured = run_row(find_rows("mvr/5/four-splits")[0], reproduction)
         assert [entry.measure for entry in measured] == ["Accuracy@5", "Accuracy@20", "Accuracy@100"]
         assert [entry.paper for entry in measured] == pytest.approx([0.572, 0.693, 0.785])
         assert all(0 < entry.value <= 1 for entry in measured)
@@ -468,19 +470,19 @@ def test_a_row_of_chunks_runs(small_squad: Path, capfd: pytest.CaptureFixture[st
 
 
 def test_a_trial_trains_a_part_of_the_row() -> None:
-    def epochs(row: str, places: Places) -> dict[str, list[str]]:
+    def epochs(row: str, reproduction: Reproduction) -> dict[str, list[str]]:
         (one,) = find_rows(row)
         return {
             case.source.name: [
                 word.rpartition("=")[2]
-                for command in case_commands(case, places)
+                for command in case_commands(case, reproduction)
                 for word in command
                 if ".epochs=" in word
             ]
             for case in one.cases()
         }
 
-    trial = replace(PLACES, scale=0.01)
+    trial = replace(REPRODUCTION, scale=0.01)
     assert epochs("mlr/7/10-12-average", trial)["nq"] == ["0.4"]
     assert epochs("aggretriever/3/distilbert-cls-1k", trial) == {"msmarco": ["0.4"]}, "the epochs are those of the row"
     assert epochs("aggretriever/2/bert-agg", trial) == {"msmarco": ["0.03"], "nq": ["0.4"], "triviaqa": ["0.4"]}
@@ -490,7 +492,7 @@ def test_a_trial_trains_a_part_of_the_row() -> None:
 
 def test_a_trial_reaches_the_steps_and_epochs_of_its_keys() -> None:
     (case, *_) = find_rows("mlr/7/10-12-average")[0].cases()
-    flags = {word for command in case_commands(case, replace(PLACES, scale=0.01)) for word in command}
+    flags = {word for command in case_commands(case, replace(REPRODUCTION, scale=0.01)) for word in command}
     assert {"--config.train.epochs=0.4", "--config.validation.then_from=0.32"} <= flags
     assert not any("sparsity" in flag for flag in flags)
 
@@ -498,12 +500,12 @@ def test_a_trial_reaches_the_steps_and_epochs_of_its_keys() -> None:
 def test_printed_commands_equal_the_executed_ones() -> None:
     """The commands include those of other seeds, for a row with several runs of one system."""
     (row,) = find_rows("mvr/1/condenser")
-    text = row_text(row, PLACES)
+    text = row_text(row, REPRODUCTION)
     commands = [
         shlex.join(["jaxret", *command])
         for case in row.cases()
         for seed in case_seeds(case)
-        for command in case_commands(case, PLACES, seed)
+        for command in case_commands(case, REPRODUCTION, seed)
     ]
     assert all(command in text.splitlines() for command in commands)
     assert {line for line in text.splitlines() if line.startswith("jaxret ")} == set(commands)
@@ -512,7 +514,7 @@ def test_printed_commands_equal_the_executed_ones() -> None:
 def test_a_set_of_sets_is_searched_set_by_set(tmp_path: Path) -> None:
     (row,) = find_rows("aggretriever/5/bm25")
     (case,) = [case for case in row.cases() if case.sets]
-    commands = case_commands(case, PLACES)
+    commands = case_commands(case, REPRODUCTION)
     assert len(commands) == 13 + 12
     assert "--corpus=data/beir/cqadupstack/android" in commands[-12]
     assert all("--on_error=keep" in command for command in commands)
@@ -523,7 +525,7 @@ def test_a_set_of_sets_is_searched_set_by_set(tmp_path: Path) -> None:
 def test_records_without_a_positive_are_left_out() -> None:
     """DPR's files of TriviaQA and SQuAD have such records."""
     skips = {
-        case.source.name: "--config.data.on_error=skip" in case_commands(case, PLACES)[0]
+        case.source.name: "--config.data.on_error=skip" in case_commands(case, REPRODUCTION)[0]
         for case in find_rows("mlr/2/dual-encoder")[0].cases()
     }
     assert skips == {"nq": False, "triviaqa": True, "squad": True}
@@ -531,7 +533,7 @@ def test_records_without_a_positive_are_left_out() -> None:
 
 def test_counts_of_files_and_questions() -> None:
     commands = {
-        case.target.name: [command[-1] for command in case_commands(case, PLACES)]
+        case.target.name: [command[-1] for command in case_commands(case, REPRODUCTION)]
         for row in find_rows("aggretriever/1")
         for case in row.cases()
     }
@@ -556,12 +558,14 @@ def test_counts_are_printed_with_the_paper_s(small_squad: Path, capsys: pytest.C
         ["8,886", "8"],
         ["10,570", "4"],
     ]
-    measured = run_row(find_rows("mvr/section-4.1")[0], Places(small_squad / "data", small_squad / "runs"), "squad")
+    measured = run_row(
+        find_rows("mvr/section-4.1")[0], Reproduction(small_squad / "data", small_squad / "runs"), "squad"
+    )
     assert [(entry.paper, entry.value) for entry in measured] == [(2.7, 8 / 8)]
 
 
 def test_table_6_counts_questions_before_and_after_filtering() -> None:
-    commands = {row.id: case_commands(row.cases()[0], PLACES) for row in find_rows("mlr/6")}
+    commands = {row.id: case_commands(row.cases()[0], REPRODUCTION) for row in find_rows("mlr/6")}
     names = ["nq-train.qa.csv", "biencoder-nq-train.json", "nq-dev.qa.csv", "nq-test.qa.csv"]
     assert commands["mlr/6/nq"] == [["data", "check", f"data/nq/{name}"] for name in names]
     train = ["data", "check", "data/triviaqa/biencoder-trivia-train.json", "--on_error=skip"]
@@ -572,22 +576,27 @@ def test_i3_rows_start_with_the_warm_up_on_generated_queries() -> None:
     """Section 5.3: the warm-up precedes every stage of fine-tuning; the recipe starts from its run, and learns the same
     queries."""
     (case, *_) = find_rows("i3/2/i3-distilled")[0].cases()
-    generate, train, recipe, *_ = case_commands(case, replace(PLACES, scale=0.01))
+    generate, train, recipe, *_ = case_commands(case, replace(REPRODUCTION, scale=0.01))
     out, run = "runs/generated-msmarco_titles", "runs/recipes-i3_msmarco-warm_up/msmarco_titles"
     assert generate[:2] == ["generate", "--model=data/flan_t5_xl"]
     assert {f"--out={out}", "--write=pseudo_queries", "--write=training"} < set(generate)
     assert {f"--config.data.train={out}/training", f"--workdir={run}", "--config.train.steps=200"} < set(train)
     begun = {f"--config.train.start_from={run}", f"--config.data.pseudo_queries={out}/pseudo-queries.jsonl"}
     assert begun < set(recipe)
-    assert "data/flan_t5_xl/config.json" in "".join(missing_files(case, PLACES))
+    assert "data/flan_t5_xl/config.json" in "".join(missing_files(case, REPRODUCTION))
     (other,) = find_rows("mlr/4/mlr-stage-2")
-    assert case_commands(other.cases()[0], PLACES)[0][0] == "recipe"
+    assert case_commands(other.cases()[0], REPRODUCTION)[0][0] == "recipe"
 
 
 def test_the_published_codes_read_titles() -> None:
     """The published code of MLR and I3 does; the numbers of BM25 and Aggretriever are for passages without titles."""
     corpora = {
-        row: {word for case in find_rows(row)[0].cases() for command in case_commands(case, PLACES) for word in command}
+        row: {
+            word
+            for case in find_rows(row)[0].cases()
+            for command in case_commands(case, REPRODUCTION)
+            for word in command
+        }
         for row in ("mlr/4/mlr-stage-2", "i3/2/i3-stage-2", "i3/2/bm25", "aggretriever/2/bert-agg")
     }
     titled = {row for row, words in corpora.items() if any("msmarco_titles/collection.split" in word for word in words)}
@@ -597,32 +606,34 @@ def test_the_published_codes_read_titles() -> None:
 
 def test_unused_files_are_not_required() -> None:
     (row,) = find_rows("aggretriever/4/bm25")
-    missing = {Path(line.partition(":")[0]).name for line in missing_files(row.cases()[0], PLACES)}
+    missing = {Path(line.partition(":")[0]).name for line in missing_files(row.cases()[0], REPRODUCTION)}
     assert missing == {"psgs_w100.tsv", "squad1-test.qa.csv"}
 
 
 def test_diversity_is_printed_with_the_papers(tmp_path: Path) -> None:
     (row,) = find_rows("mvr/6/mvr")
-    places = Places(tmp_path / "data", tmp_path / "runs")
+    reproduction = Reproduction(tmp_path / "data", tmp_path / "runs")
     (case,) = row.cases()
-    path = Path(case_commands(case, places)[1][1].partition("=")[2]) / "eval" / "biencoder-squad1-dev.diversity.json"
+    path = (
+        Path(case_commands(case, reproduction)[1][1].partition("=")[2]) / "eval" / "biencoder-squad1-dev.diversity.json"
+    )
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"perplexity": 3.0, "local_variation": {"softmax": 0.1, "cosine": 0.2}}))
-    touch_sources(case_commands(case, places)[1])
-    measured = [(one.measure, one.value, one.paper) for one in measure_case(case, places)]
+    touch_sources(case_commands(case, reproduction)[1])
+    measured = [(one.measure, one.value, one.paper) for one in measure_case(case, reproduction)]
     assert measured == [("perplexity", 3.0, 3.19), ("local_variation", 0.1, 0.126)]
 
 
 def test_wins_of_the_last_layer_are_printed_with_the_papers(tmp_path: Path) -> None:
     (row,) = find_rows("mlr/section-4.2.2/mlr-2")
-    places = Places(tmp_path / "data", tmp_path / "runs")
+    reproduction = Reproduction(tmp_path / "data", tmp_path / "runs")
     (case,) = row.cases()
-    path = run_folder(case, places) / "eval" / "biencoder-squad1-dev.diversity.json"
+    path = run_folder(case, reproduction) / "eval" / "biencoder-squad1-dev.diversity.json"
     path.parent.mkdir(parents=True)
     stored = {"perplexity": None, "local_variation": {"softmax": 0.1}, "wins": {"layer 12": 3, "layer 8": 1}}
     path.write_text(json.dumps(stored))
-    touch_sources(case_commands(case, places)[1])
-    measured = [(one.measure, one.value, one.paper) for one in measure_case(case, places)]
+    touch_sources(case_commands(case, reproduction)[1])
+    measured = [(one.measure, one.value, one.paper) for one in measure_case(case, reproduction)]
     assert measured == [("last_layer_wins", 0.75, 1.0)]
 
 
@@ -635,4 +646,4 @@ def test_a_key_that_a_row_does_not_have_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_data_set_names_are_unique() -> None:
     assert all(data.trained_on in ("", *datasets()) for data in datasets().values())
-    assert list(measure_case(find_rows("mlr/6/nq")[0].cases()[0], PLACES)) == []
+    assert list(measure_case(find_rows("mlr/6/nq")[0].cases()[0], REPRODUCTION)) == []

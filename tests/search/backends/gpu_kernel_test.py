@@ -27,7 +27,7 @@ def _small() -> Iterator[None]:
     """Set tiles of 32 places and 16 numbers and cells of 64 rows, and let a CPU take the kernel as a GPU does."""
     can_take = gpu_kernel.can_take
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_kernel, "TILE_PLACES", 32)
+        patch.setattr(gpu_kernel, "TILE_POSITIONS", 32)
         patch.setattr(gpu_kernel, "TILE_DIMENSIONS", 16)
         patch.setattr(gpu_kernel, "TILE_QUERIES", 16)
         patch.setattr(accelerators, "MAXIMA_CELL", SIZE)
@@ -51,7 +51,7 @@ def test_maxima_are_those_of_the_scores_of_a_group(name: str) -> None:
     mask, cell = jnp.where(exists, 0.0, -jnp.inf), jnp.int32(1)
     scores = np.asarray(upper_bounds(queries, jax.tree.map(lambda x: x[1], vectors), exists))
     result = np.asarray(gpu_kernel.group_maxima(queries, vectors, cell, mask, interpret=True))
-    strided = scores.reshape(32, SIZE // 32, gpu_kernel.GROUP_PLACES, 32 // gpu_kernel.GROUP_PLACES)
+    strided = scores.reshape(32, SIZE // 32, gpu_kernel.GROUP_POSITIONS, 32 // gpu_kernel.GROUP_POSITIONS)
     np.testing.assert_allclose(result, strided.max(axis=2).reshape(32, -1), rtol=1e-6, atol=1e-5)
     again, places = gpu_kernel.best_of_groups(queries, vectors, cell, mask, jnp.argsort(-result, axis=1)[:, :3])
     np.testing.assert_allclose(again, np.take_along_axis(scores, np.asarray(places), axis=1), rtol=1e-6, atol=1e-5)
