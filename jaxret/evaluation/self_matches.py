@@ -13,14 +13,14 @@ from jaxret.data.records import Rankings
 DATA_SETS = ("arguana",)  # data sets whose queries are passages
 
 
-def has_passages_as_queries(dataset: str) -> bool:
+def has_passages_as_queries(dataset_name: str) -> bool:
     """Return whether the queries of the data set with this name are passages."""
-    return not set(DATA_SETS).isdisjoint(re.split(r"[^a-z0-9]+", dataset.lower()))
+    return not set(DATA_SETS).isdisjoint(re.split(r"[^a-z0-9]+", dataset_name.lower()))
 
 
-def removes_self_matches(setting: str, dataset: str) -> bool:
+def removes_self_matches(setting: str, dataset_name: str) -> bool:
     """Return whether a setting ("auto", "keep" or "remove") removes self-matches in the data set with this name."""
-    return setting == "remove" or (setting == "auto" and has_passages_as_queries(dataset))
+    return setting == "remove" or (setting == "auto" and has_passages_as_queries(dataset_name))
 
 
 def self_matching_queries(rankings: Rankings) -> list[str]:

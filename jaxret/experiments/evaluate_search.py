@@ -40,7 +40,7 @@ class EvaluationPlan:
 
     system: str  # name of the run
     options: EvaluationOptions  # the requested options
-    dataset: EvaluationQueries  # queries and judgements
+    evaluation_queries: EvaluationQueries  # queries and judgements
     measures: MeasureNames  # names of the measures
     remove: bool  # whether passages with the id of their query are left out
     policy: Policy  # counts skipped records
@@ -86,19 +86,19 @@ def plan_evaluation(
     if options.measures is None and source.judgements and measures.names != MEASURES:
         print_line(f"with --k={options.k}, the measures are {', '.join(measures.names)}")
     policy = Policy(options.on_error)
-    dataset = read_evaluation_queries(source, policy)
-    check_answers(dataset.queries, options.match)
-    require_answers(source.queries.source, dataset.queries, measures, options.dpr_results)
-    remove = removes_self_matches(options.self_matches, source.dataset)
+    evaluation_queries = read_evaluation_queries(source, policy)
+    check_answers(evaluation_queries.queries, options.match)
+    require_answers(source.queries.source, evaluation_queries.queries, measures, options.dpr_results)
+    remove = removes_self_matches(options.self_matches, source.dataset_name)
     name = ".".join(filter(None, (options.name or source.name, options.label, label)))
     run_file, results = workdir.rankings(name), workdir.evaluation(name)
-    record = dataset.record()
+    record = evaluation_queries.record()
     for path in (results, _record_path(run_file)):
         require_same_dataset(path, record)
     for path in (run_file, results):
         require_writable(path.parent)  # an error before the search, not after it
         remove_leftovers(path.parent, age=3600)
-    return EvaluationPlan(workdir.name, options, dataset, measures, remove, policy, run_file, results)
+    return EvaluationPlan(workdir.name, options, evaluation_queries, measures, remove, policy, run_file, results)
 
 
 def require_answers(source: str, queries: Sequence[Query], measures: MeasureNames, dpr_results: bool = False) -> None:
@@ -123,19 +123,22 @@ def require_answers(source: str, queries: Sequence[Query], measures: MeasureName
 
 def treat_self_matches(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
     """Return rankings without self-matches if the plan removes them, else unchanged, and print their number."""
-    dataset, self_matches = plan.dataset, self_matching_queries(rankings)
+    evaluation_queries, self_matches = plan.evaluation_queries, self_matching_queries(rankings)
     if not plan.remove:
         first = [query for query in self_matches if rankings[query][0][0] == query]
         if first:
             print_line(
-                f"{len(first):,} of {len(dataset.queries):,} queries found the passage with their own id first: if the "
-                "queries are passages of the corpus, --self_matches=remove leaves these passages out, as BEIR does"
+                f"{len(first):,} of {len(evaluation_queries.queries):,} queries found the passage with their own id "
+                "first: if the queries are passages of the corpus, --self_matches=remove leaves these passages out, as "
+                "BEIR does"
             )
         return rankings
     relevant = {
-        (judgement.query_id, judgement.passage_id) for judgement in dataset.judgements if judgement.relevance > 0
+        (judgement.query_id, judgement.passage_id)
+        for judgement in evaluation_queries.judgements
+        if judgement.relevance > 0
     }
-    count = f"{len(self_matches):,} of {len(dataset.queries):,} queries"
+    count = f"{len(self_matches):,} of {len(evaluation_queries.queries):,} queries"
     print_line(f"{count} found the passage with their own id, which is left out")
     if relevant_count := sum((query, query) in relevant for query in self_matches):
         print_line(
@@ -192,14 +195,15 @@ def write_measures(
 
 def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | None:
     """Write and print the evaluation of rankings, and return their measures by judgements; None without judgements."""
-    dataset, options, is_judged = plan.dataset, plan.options, plan.dataset.source.judgements is not None
+    evaluation_queries, options = plan.evaluation_queries, plan.options
+    is_judged = evaluation_queries.source.judgements is not None
     write_run(plan.run_file, retrieval.rankings, tag=f"jaxret-{plan.system}")
     print(f"run: {plan.run_file}")
-    answers = look_for_answers(retrieval, dataset.queries, plan.measures.cutoffs, options.match)
-    evaluation = evaluate(retrieval.rankings, dataset.judgements, plan.measures.names) if is_judged else None
-    source = dataset.provenance(plan.policy, plan.remove, options.match)
+    answers = look_for_answers(retrieval, evaluation_queries.queries, plan.measures.cutoffs, options.match)
+    evaluation = evaluate(retrieval.rankings, evaluation_queries.judgements, plan.measures.names) if is_judged else None
+    source = evaluation_queries.provenance(plan.policy, plan.remove, options.match)
     if evaluation:
-        source |= {"relevant_passages_not_in_corpus": _count_missing_passages(retrieval, dataset)}
+        source |= {"relevant_passages_not_in_corpus": _count_missing_passages(retrieval, evaluation_queries)}
         print(evaluation_text({plan.system: evaluation}))
     cost = {"bytes_per_passage": round(retrieval.bytes_per_passage, 1)}
     if evaluation or answers:
@@ -217,13 +221,13 @@ def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | No
     )
     if options.dpr_results:
         path = plan.run_file.with_suffix(".dpr.json")
-        write_dpr_results(path, retrieval.texts, retrieval.rankings, dataset.queries, options.match)
+        write_dpr_results(path, retrieval.texts, retrieval.rankings, evaluation_queries.queries, options.match)
     return evaluation
 
 
-def _count_missing_passages(retrieval: Retrieved, dataset: EvaluationQueries) -> int:
+def _count_missing_passages(retrieval: Retrieved, evaluation_queries: EvaluationQueries) -> int:
     """Return the number of relevant passages that are not searched, and print it if it is not 0."""
-    relevant = {judgement.passage_id for judgement in dataset.judgements if judgement.relevance > 0}
+    relevant = {judgement.passage_id for judgement in evaluation_queries.judgements if judgement.relevance > 0}
     count = len(retrieval.missing_ids(relevant))
     if count:
         print(f"{count:,} of {len(relevant):,} relevant passages are not {retrieval.scope}: they count as not found")

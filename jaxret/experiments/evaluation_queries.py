@@ -59,7 +59,7 @@ class EvaluationSource:
         return cls(QuerySource.of(data, split), JudgementSource.of(judged, split))
 
     @property
-    def dataset(self) -> str:
+    def dataset_name(self) -> str:
         """The name of the data set.
 
         It is the folder's name for a folder or its queries.jsonl, and the name without suffixes for another file. The
@@ -92,7 +92,7 @@ class EvaluationSource:
     @property
     def name(self) -> str:
         """The name of the result: data set and split."""
-        dataset, split = self.dataset, self.split
+        dataset, split = self.dataset_name, self.split
         return dataset if not split or dataset.endswith(f"-{split}") else f"{dataset}.{split}"
 
     def record(self, digests: Any) -> dict[str, Any]:
@@ -197,13 +197,13 @@ def read_evaluation_queries(
     print_line(f"{source.queries}: {source.queries.describe()}")
     if source.judgements:
         print_line(f"{source.judgements}: {source.judgements.describe()}")
-    dataset = source.read(policy, run_ids)
+    evaluation_queries = source.read(policy, run_ids)
     if source.has_every_split:
-        count = f"{len(dataset.queries):,} queries"
+        count = f"{len(evaluation_queries.queries):,} queries"
         print_line(f"{count}, of every split; --qrels={source.queries} selects the judged queries of one split")
     if policy.report():
         print_line(policy.report())
-    return dataset
+    return evaluation_queries
 
 
 def _words(path: Path) -> list[str]:

@@ -80,7 +80,7 @@ class FuseJob:
         """Whether passages with the id of their query are left out; "auto" decides by the name of the data set."""
         from jaxret.evaluation.self_matches import removes_self_matches
 
-        return removes_self_matches(self.self_matches, self.source.dataset if self.source else "")
+        return removes_self_matches(self.self_matches, self.source.dataset_name if self.source else "")
 
 
 def _open_rankings(files: Sequence[str]) -> tuple[RankingSource, ...]:

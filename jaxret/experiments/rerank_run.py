@@ -127,7 +127,7 @@ def _read_inputs(request: RerankRequest) -> _Inputs:
     longest = max(map(len, rankings.values()), default=0)
     if not longest:
         raise Location(request.rankings.files[0]).error("empty run", "it has no rankings", "give a run with rankings")
-    if remove := removes_self_matches(request.self_matches, request.source.dataset):
+    if remove := removes_self_matches(request.self_matches, request.source.dataset_name):
         rankings = without_self_matches(rankings, longest)
     k = longest if request.tail else min(request.k, longest)
     measures = choose_measures(request.measures, k, request.run if k == longest else "")
@@ -144,13 +144,17 @@ def _read_inputs(request: RerankRequest) -> _Inputs:
 def _read_queries(request: RerankRequest, rankings: Rankings, policy: Policy) -> EvaluationQueries:
     """Read the queries of the run; without judgements, these are the queries of the evaluation."""
     read = read_evaluation_queries if request.source.judgements else EvaluationSource.read
-    dataset = read(request.source, policy, rankings)
-    if missing_ids := [query for query in rankings if query not in dataset.run_queries]:
+    evaluation_queries = read(request.source, policy, rankings)
+    if missing_ids := [query for query in rankings if query not in evaluation_queries.run_queries]:
         message = f"{request.run} has query {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
         raise Location(source_path(request.source.queries.source)).error(
             "no such query", message, "give the queries of the run"
         )
-    return dataset if request.source.judgements else replace(dataset, queries=list(dataset.run_queries.values()))
+    return (
+        evaluation_queries
+        if request.source.judgements
+        else replace(evaluation_queries, queries=list(evaluation_queries.run_queries.values()))
+    )
 
 
 def _read_run_passages(

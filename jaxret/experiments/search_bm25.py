@@ -54,7 +54,7 @@ def search_bm25(
     require_folder_path(run.path, "--workdir")
     require_folder_kind(run.path, BM25_RESULTS)
     plan = plan_evaluation(run, source, evaluation)
-    queries, policy = plan.dataset.queries, Policy(evaluation.on_error)
+    queries, policy = plan.evaluation_queries.queries, Policy(evaluation.on_error)
     folder = bm25_folder(run, corpus)
     is_new, manifest = keep_bm25_index(folder, corpus, settings, policy, progress)
     if policy.report():

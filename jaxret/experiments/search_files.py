@@ -99,7 +99,7 @@ def _search_label(run: Run, options: SearchOptions, encoded_name: str) -> str:
 
 def _measure_times(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:
     """Return the times of single queries, and of a search of each number of passages."""
-    queries, options = plan.dataset.queries, plan.options
+    queries, options = plan.evaluation_queries.queries, plan.options
     times = measure_latency(searcher, queries, options.k, options.latency)
     if options.latency_passages:
         counts = sorted({*options.latency_passages, searcher.encoded_corpus.total_rows})
@@ -109,7 +109,7 @@ def _measure_times(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:
 
 def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> SearchOutcome:
     """Search for all queries of an evaluation, print how the search was made, and return its outcome."""
-    queries = plan.dataset.queries
+    queries = plan.evaluation_queries.queries
     outcome = searcher.search(queries, plan.depth, progress)
     print_line(str(outcome.truncation))
     cut = outcome.encoded_corpus.fingerprint["contract"].get("passage_length")

@@ -67,7 +67,7 @@ class JudgedSource:
     def name(self) -> str:
         """The name of the report. The name of a file has no split."""
         is_file = not self.judgements.is_folder and not is_named(self.judgements.file.path)
-        return self.source.dataset if is_file else self.source.name
+        return self.source.dataset_name if is_file else self.source.name
 
 
 @dataclass(frozen=True)

@@ -150,9 +150,9 @@ class Workdir:
         name = require_plain_name("the name of a job", job, _LONGEST_JOB_NAME)
         return self.path / "warnings" / f"{name.replace(' ', '.')}.json"
 
-    def rankings(self, dataset: str) -> Path:
+    def rankings(self, name: str) -> Path:
         """Return the TREC run of data ("scifact", "scifact.test"). Raises ValueError if it is not a plain name."""
-        return self.path / RANKINGS / f"{require_plain_name('the name of a data set', dataset)}.trec"
+        return self.path / RANKINGS / f"{require_plain_name('the name of a data set', name)}.trec"
 
     @property
     def evaluations(self) -> tuple[Path, ...]:
@@ -161,9 +161,9 @@ class Workdir:
             path for path in sorted(self.path.glob("eval/*.json")) if not path.stem.endswith((".diversity", ".probe"))
         )
 
-    def evaluation(self, dataset: str) -> Path:
+    def evaluation(self, name: str) -> Path:
         """Return the file with the measures of a data set. Raises ValueError if it is not a plain name."""
-        return self.path / "eval" / f"{require_plain_name('the name of a data set', dataset)}.json"
+        return self.path / "eval" / f"{require_plain_name('the name of a data set', name)}.json"
 
 
 def require_plain_name(description: str, name: str, longest: int = _LONGEST_NAME) -> str:

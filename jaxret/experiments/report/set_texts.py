@@ -31,28 +31,28 @@ class SetTexts:
     set_results: ComparedSet  # the data set and its results
 
     @cached_property
-    def dataset(self) -> EvaluationQueries:
+    def evaluation_queries(self) -> EvaluationQueries:
         """Queries and judgements. Raises ContractError if the files have changed since the results were measured."""
         run = self.set_results.runs[0]
         origin = run.results[self.set_results.name].get("provenance", {}).get("dataset", {})
         if "queries" not in origin or "sha256" not in origin:
             raise ContractError(f"{run.workdir.evaluation(self.set_results.name)} does not say where its queries are")
         source = EvaluationSource.open(origin["queries"], origin.get("qrels", ""), origin.get("split", ""))
-        dataset = source.read(Policy("skip"))
-        if dataset.digests() != origin["sha256"]:
+        evaluation_queries = source.read(Policy("skip"))
+        if evaluation_queries.digests() != origin["sha256"]:
             raise ContractError(f"the queries or judgements of {origin['queries']} have changed since the evaluation")
-        return dataset
+        return evaluation_queries
 
     @cached_property
     def queries(self) -> dict[str, Query]:
-        return {query.id: query for query in self.dataset.queries}
+        return {query.id: query for query in self.evaluation_queries.queries}
 
     @cached_property
     def relevant(self) -> set[tuple[str, str]]:
         """(query id, passage id) of the relevant passages."""
         return {
             (judgement.query_id, judgement.passage_id)
-            for judgement in self.dataset.judgements
+            for judgement in self.evaluation_queries.judgements
             if judgement.relevance > 0
         }
 

@@ -102,7 +102,7 @@ def _leak_warnings(files: ReportFiles) -> Iterator[RunWarning]:
     queries_by_set: dict[str, list[Query]] = {}
     for set_results in files.sets if sources else ():
         try:
-            queries_by_set[set_results.name] = SetTexts(set_results).dataset.queries
+            queries_by_set[set_results.name] = SetTexts(set_results).evaluation_queries.queries
         except (OSError, ValueError) as error:
             text = f"Queries of {set_results.name} could not be compared with training data: {error}"
             yield RunWarning("unread", text)
