@@ -120,7 +120,7 @@ for copy in (one, two, three):
 
 RACE = """
 import json, sys, time
-from jaxret.storage.bucket import Bucket, BucketError, salted
+from jaxret.storage.bucket import Bucket, BucketError, salted_json
 address, number, keys, sums = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 bucket = Bucket(address)
 for attempt in range(100):  # a server that has just begun may have no bucket yet
@@ -133,16 +133,16 @@ while len(bucket.list("here")) < 2:
     time.sleep(0.01)
 won = []
 for key in range(keys):
-    body = salted({"number": number})
+    body = salted_json({"number": number})
     if bucket.create(f"key/{key}", body):
         won.append(key)
         assert bucket.get(f"key/{key}").body == body
-bucket.create("sum", salted({"sum": 0}))
+bucket.create("sum", salted_json({"sum": 0}))
 for _ in range(sums):
     while True:
         current = bucket.get("sum")
         total = json.loads(current.body)["sum"]
-        if bucket.replace("sum", salted({"sum": total + 1}), current.version):
+        if bucket.replace("sum", salted_json({"sum": total + 1}), current.version):
             break
 print(json.dumps(won))
 """
@@ -192,12 +192,12 @@ def test_a_lost_response_is_no_conflict(gcs: Server) -> None:
 
     gcs[0].lost = lose
     script = """
-from jaxret.storage.bucket import Bucket, salted
+from jaxret.storage.bucket import Bucket, salted_json
 bucket = Bucket("gs://bucket/folder")
 for number in range(12):
-    assert bucket.create(f"{number}", salted({})), number
+    assert bucket.create(f"{number}", salted_json({})), number
     current = bucket.get(f"{number}")
-    assert bucket.replace(f"{number}", salted({}), current.version), number
+    assert bucket.replace(f"{number}", salted_json({}), current.version), number
 """
     run_script(script, gcs[1])
     assert len(lost) == 12
