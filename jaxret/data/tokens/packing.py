@@ -107,7 +107,7 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
     ways = (assign_in_snake_order, assign_to_smallest) if bins > 1 else (assign_in_snake_order,)
     assignments = [_exchange_texts(assign(lengths, bins), lengths, width) for assign in ways]
 
-    def place_texts(bins_of_texts: np.ndarray) -> Placement:
+    def place_bins(bins_of_texts: np.ndarray) -> Placement:
         placements = [fit_into_rows(lengths[texts], width) for texts in bins_of_texts]
         order = np.concatenate([texts[placement.order] for texts, placement in zip(bins_of_texts, placements)])
         return Placement(
@@ -117,7 +117,7 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
             width,
         )
 
-    return min(map(place_texts, assignments), key=lambda placement: placement.rows)
+    return min(map(place_bins, assignments), key=lambda placement: placement.rows)
 
 
 def _exchange_texts(assignment: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
