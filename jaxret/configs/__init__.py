@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
@@ -84,10 +85,11 @@ def load_stages(config: str) -> list[Any]:
 
 def _load_module(path: str) -> ModuleType:
     """Return the module of a config file."""
-    spec = spec_from_file_location("module_of_a_config", path)
+    spec = spec_from_file_location(f"config {path}", path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for their module there
     spec.loader.exec_module(module)
     return module
 

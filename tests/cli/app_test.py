@@ -43,7 +43,7 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
             ("--config=configs/minilm.py:mrl", "--workdir=w"),
             "minilm.py:mrl: the suffix must be one of",
         ),
-        ("train.py", ("--config=jaxret/types.py", "--workdir=w"), "has no attribute 'get_config'"),
+        ("train.py", ("--config=jaxret/types.py", "--workdir=w"), "has no function get_config()"),
         ("train.py", ("--workdir=w", "--config.train.steps=1"), "--config.train.steps needs a config to change"),
         (
             "train.py",

@@ -464,3 +464,21 @@ def test_a_config_file_without_its_function(tmp_path: Path) -> None:
     path.write_text("config = None\n")
     with pytest.raises(ValueError, match=r"mine\.py has no function get_config"):
         load_config(str(path))
+
+
+def test_a_config_file_may_define_a_dataclass(tmp_path: Path) -> None:
+    """With postponed annotations, dataclasses look for the module of the file in sys.modules."""
+    lines = (
+        "from __future__ import annotations",
+        "from dataclasses import dataclass",
+        "from jaxret.configs import load_config",
+        "@dataclass",
+        "class Length:",
+        "    steps: int = 3",
+        "def get_config():",
+        "    config = load_config('mlr')",
+        "    config.train.steps = Length().steps",
+        "    return config",
+    )
+    (tmp_path / "own.py").write_text("\n".join(lines))
+    assert load_config(str(tmp_path / "own.py")).train.steps == 3
