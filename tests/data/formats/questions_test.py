@@ -133,6 +133,9 @@ def test_search_and_diversity_with_shifted_questions(tmp_path: Path) -> None:
     for name, source in (("dpr-dev", folder / "dev.json"), ("dpr.dev", folder)):  # a file; a folder with only this file
         done = jaxret("diversity", workdir, f"--data={source}", "--split=dev")
         assert done.returncode == 0, done.stderr
-        written.append(read_json(run.workdir.path / "eval" / f"{name}.diversity.json"))
+        result = read_json(run.workdir.path / "eval" / f"{name}.diversity.json")
+        dataset = result["dataset"]
+        assert (dataset.pop("queries"), dataset.pop("qrels")) == (str(source), str(source))
+        written.append(result)
     assert written[0] == written[1]
     assert written[0]["pairs"] == 15
