@@ -264,6 +264,8 @@ class Ragged:
         return items, mask
 
     def astype(self, dtype: Any) -> Ragged:
+        """Return a copy with items of another type. A number that is too large for it becomes infinite, without a
+        warning."""
         with np.errstate(over="ignore"):  # an infinity is an error where vectors are stored
             return Ragged(self.flat.astype(dtype), self.offsets)
 

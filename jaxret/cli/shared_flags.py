@@ -29,6 +29,7 @@ def config(role: str) -> flags.FlagHolder:
 
 
 def optional_config(role: str) -> flags.FlagHolder:
+    """Define --config. Its value is None if the command line has no --config."""
     return config_flags.DEFINE_config_file("config", None, f"{role}: NAME of a shipped config or FILE.py, also :SUFFIX")
 
 

@@ -35,6 +35,7 @@ class Location(NamedTuple):
         return str(self.path) if self.line is None else f"{self.path}:{self.line}"
 
     def error(self, reason: str, problem: str, remedy: str) -> DataError:
+        """Return an error at this location, which the caller raises or rejects (`Policy.reject`)."""
         return DataError(self, reason, problem, remedy)
 
 

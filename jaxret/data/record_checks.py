@@ -14,6 +14,7 @@ GRADE_LIMIT = 10**9
 
 
 def require_object(value: Any, location: Location) -> dict[str, Any]:
+    """Return the value. Raises DataError if it is not a JSON object, or if a key occurs twice in it."""
     if not isinstance(value, dict):
         raise location.error("wrong type", f"this is {describe_kind(value)}", "a JSON object {...} is expected")
     if isinstance(value, ObjectWithRepeatedKey):
@@ -167,10 +168,12 @@ _KINDS: dict[type, str] = {
 
 
 def describe_kind(value: Any) -> str:
+    """Return the kind of a JSON value in words, for messages: "a list", "null"."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
 def shorten(value: Any) -> str:
+    """Return Python's notation of a value, cut to 60 characters, for messages."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."  # 60: the message stays one readable line
 

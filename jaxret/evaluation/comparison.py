@@ -63,6 +63,7 @@ class SystemComparison:
     resamples: int  # largest number of sign vectors in the randomization test
 
     def score(self, system: str, measure: str) -> Score:
+        """Return the score of a system on a measure. Both must be names of this comparison."""
         return next(score for score in self.scores if (score.system, score.measure) == (system, measure))
 
     def to_text(self) -> str:
@@ -76,6 +77,8 @@ class SystemComparison:
         return html_paragraphs(self._parts(html_table))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the baseline, the means and deviations of all systems, the tests and their settings as a JSON
+        value."""
         return {
             "baseline": self.systems[0],
             "systems": {

@@ -53,16 +53,33 @@ class Graph:
         return name
 
     def number(self, value: float) -> str:
+        """Add a float32 constant without axes, and return its name."""
         return self.weight(repr(float(value)), np.float32(value))
 
     def integers(self, *values: int) -> str:
+        """Add an int64 constant [len(values)], such as axes or a shape, and return its name."""
         return self.weight("_".join(map(str, ("int", *values))), np.array(values, np.int64))
 
     def dense(self, x: str, name: str, layer: Mapping[str, Any]) -> str:
+        """Add x W, plus b if the layer has a bias, and return the name of the output.
+
+        Args:
+            x: name of the input.
+            name: prefix of the names of the weights.
+            layer: parameters of the layer, "kernel" [I,O] and perhaps "bias" [O].
+        """
         product = self("MatMul", x, self.weight(f"{name}.kernel", layer["kernel"]))
         return self("Add", product, self.weight(f"{name}.bias", layer["bias"])) if "bias" in layer else product
 
     def norm(self, x: str, name: str, layer: Mapping[str, Any], epsilon: float) -> str:
+        """Add a layer norm over the last axis, and return the name of the output.
+
+        Args:
+            x: name of the input.
+            name: prefix of the names of the weights.
+            layer: parameters of the layer, "scale" and "bias".
+            epsilon: number added to the variance.
+        """
         scale, bias = (self.weight(f"{name}.{part}", layer[part]) for part in ("scale", "bias"))
         return self("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
 

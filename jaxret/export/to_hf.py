@@ -106,6 +106,7 @@ def write_sentence_transformers(run: Run, out: Path) -> list[str]:
 
 
 def with_one_length(run: Run, length: int) -> Run:
+    """Return the run with a tokenizer that cuts queries and passages at the same number of tokens, `length`."""
     return replace(run, tokenizer=with_lengths(run.config, run.model, run.tokenizer, RunOverrides(length, length)))
 
 

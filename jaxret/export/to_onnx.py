@@ -119,6 +119,7 @@ def run_and_graph_outputs(
 
 
 def require_runtime() -> Any:
+    """Return the package onnxruntime. Raises RuntimeError with the packages to install."""
     try:
         import onnxruntime
     except ModuleNotFoundError as error:

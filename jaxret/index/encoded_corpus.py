@@ -47,14 +47,17 @@ class EncodedCorpus:
 
     @property
     def total_rows(self) -> int:
+        """Number of rows that are searched: those of the selection, or all."""
         return int(self.firsts[-1]) if self.selection is None else len(self.selection)
 
     @property
     def dimension(self) -> int:
+        """D, the number of dimensions that are read of each vector."""
         return self.cut[0] or self.shards[0].dimension
 
     @property
     def ragged(self) -> bool:
+        """Whether rows have different numbers of vectors."""
         return self.shards[0].ragged
 
     @property

@@ -53,6 +53,7 @@ class CorpusPart:
         return CorpusPart(self.name, self.sha256, self.rows, edges.reshape(-1, 2).astype(np.int64))
 
     def entry(self) -> dict[str, Any]:
+        """Return the part as a JSON value."""
         return {"name": self.name, "sha256": self.sha256, "rows": self.rows, "deleted": self.deletions.tolist()}
 
 

@@ -51,6 +51,7 @@ class RaggedRowSubset:
         return self._shard[self._rows[row]]
 
     def take(self, rows: np.ndarray) -> Ragged:
+        """Return copies of rows of the subset, which are numbered from 0."""
         return self._shard.take(self._rows[rows])
 
 

@@ -51,6 +51,7 @@ class ShardSet:
 
     @property
     def ragged(self) -> bool:
+        """Whether rows have different numbers of dense vectors."""
         return self.manifest.layout == "ragged"
 
     @property

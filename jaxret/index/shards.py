@@ -66,9 +66,11 @@ class Shard:
 
     @property
     def suffix(self) -> str:
+        """The end of the names of the shard's files, such as "00000-of-00004"."""
         return f"{self.index:05d}-of-{self.count:05d}"
 
     def ids(self, folder: Path) -> Path:
+        """Return the file of the passage ids in a folder."""
         return folder / f"ids-{self.suffix}.txt"
 
     def array(self, folder: Path, name: str) -> Path:
@@ -81,6 +83,7 @@ class Shard:
         return {name: self.array(folder, name) for name in names} | {"ids": self.ids(folder)}
 
     def sidecar(self, folder: Path) -> Path:
+        """Return the file in a folder that has the digests and the settings of the shard."""
         return folder / f"shard-{self.suffix}.json"
 
     def __str__(self) -> str:

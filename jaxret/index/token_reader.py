@@ -87,4 +87,5 @@ TokenReader: TypeAlias = StoreReader | TextReader
 
 
 def open_token_reader(source: CorpusSource, tokenizer: TextTokenizer) -> TokenReader:
+    """Return a reader of the corpus's token store or, without one, a reader that tokenizes the passages."""
     return StoreReader(source.texts) if source.texts else TextReader(source, tokenizer)

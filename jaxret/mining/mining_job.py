@@ -385,6 +385,17 @@ def write_parents(
     tally: MiningTally,
     audit: MiningAudit,
 ) -> None:
+    """Write a record of the sources of a mined file, with digests, next to the file (`parents_path`).
+
+    Args:
+        job: the inputs and settings.
+        path: the mined file, complete.
+        questions: the training queries that were mined for.
+        pools: the pools, and the teacher, if there is one.
+        origin: record of the corpus, as JSON.
+        tally: counts of the passages that filters left out.
+        audit: figures of the mined file.
+    """
     queries = {
         "source": job.data.source,
         "split": job.data.split,

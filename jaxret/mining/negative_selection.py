@@ -32,6 +32,8 @@ class MiningTally:
     target_scores: list[float] = field(default_factory=list)  # scores of positives, from which limits were computed
 
     def lines(self) -> list[str]:
+        """Return the lines to print: share and number of the passages for each result, then the numbers of queries, and
+        quantiles of the positives' scores."""
         rows = [
             (self.passages, "found"),
             *((count, f"left out: {name}") for name, count in self.left_out.items() if count),

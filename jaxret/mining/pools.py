@@ -191,6 +191,8 @@ class RankingFilePool:
         return [(key, score) for key, score in json.loads(self._file.readline())]
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
+        """Return the first `depth` passages that the file ranks for each query. The score of a positive that the file
+        does not rank is minus infinity."""
         results = []
         for query, ids in zip(queries, positives, strict=True):
             ranking = self.ranking(query.id)

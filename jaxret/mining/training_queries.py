@@ -36,6 +36,7 @@ class TrainingQueries:
     every_positive: bool  # every positive is a target, as in `Format`
 
     def digest(self) -> str:
+        """Return the SHA-256 of all queries with the ids of their positives, in order."""
         return sha256_json_lists(
             [*entry.query.to_json(), [passage.id for passage in entry.positives]] for entry in self.queries
         )

@@ -81,6 +81,7 @@ class CrossEncoderModule(nn.Module):
         return self.head(hidden.states[-1][:, 0], TokenLayout.of(replace(pairs, packing=None), train))
 
     def hidden_states(self, pairs: Tokens) -> HiddenStates:
+        """Return the states of all layers and positions [L+1,N,T,H], without dropout."""
         return self.encoder(pairs, Selection())
 
 

@@ -28,7 +28,9 @@ class Model(Protocol):
         ...
 
     @property
-    def compute(self) -> Compute: ...
+    def compute(self) -> Compute:
+        """How the model is computed, such as the type of products."""
+        ...
 
     @property
     def longest(self) -> int:
@@ -44,7 +46,9 @@ class Model(Protocol):
         """Return this model for use inside `jax.shard_map`: its layers gather their parameters with `gatherer`."""
         ...
 
-    def with_compute(self, **changes: Any) -> Any: ...
+    def with_compute(self, **changes: Any) -> Any:
+        """Return this model with other values of some fields of `compute`."""
+        ...
 
     def init(self, key: jax.Array) -> Params:
         """Return random parameters."""

@@ -46,6 +46,7 @@ class PretrainingMethod:
 
     @property
     def condenses(self) -> bool:
+        """Whether the method has Condenser's head."""
         return self.name in ("condenser", "cocondenser")
 
     @property
@@ -61,6 +62,7 @@ class PretrainingMethod:
 
     @property
     def decodes(self) -> bool:
+        """Whether the method has RetroMAE's decoder."""
         return self.name == "retromae"
 
     def problem(self, config: EncoderConfig) -> str:
@@ -197,6 +199,7 @@ class PretrainingModule(nn.Module):
         return jnp.stack([jnp.sum(losses, axis=1), jnp.sum(real, axis=1).astype(jnp.float32)], axis=1)
 
     def hidden_states(self, tokens: Tokens) -> HiddenStates:
+        """Return the encoder's states at all layers and positions [L+1,B,T,H], without dropout."""
         return self.encoder(tokens, Selection())
 
 

@@ -69,6 +69,7 @@ class RetrieverModule(nn.Module):
         return self.encoder if self.tied else getattr(self, f"{side}_encoder")
 
     def hidden_states(self, tokens: Tokens, side: Side) -> HiddenStates:
+        """Return the states of all layers and positions [L+1,B,T,H] of texts that are not packed, without dropout."""
         return self._encoder(side)(replace(self._read_marks(tokens), packing=None), Selection())
 
     def _read_marks(self, tokens: Tokens) -> Tokens:

@@ -95,6 +95,7 @@ def row_parts(mesh: Mesh) -> int:
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, P())
 
 

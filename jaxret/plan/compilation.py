@@ -50,6 +50,7 @@ class CompiledProgram:
 
     @property
     def total(self) -> int:
+        """The bytes of all kinds of memory together."""
         return sum(self.memory.values())
 
     @property

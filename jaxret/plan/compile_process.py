@@ -8,6 +8,8 @@ from pathlib import Path
 
 
 def compile_job(job_file: str, dump: str) -> None:
+    """Compile the program of a job file (JSON) for the chips of its topology. XLA writes the compiled program and its
+    memory as text files into the folder `dump`."""
     from jax.experimental import topologies
 
     from jaxret.plan.programs import make_program

@@ -66,6 +66,7 @@ def products(kinds: list[PlanValues]) -> list[PlanValues]:
 
 
 def total_flops(kinds: list[PlanValues]) -> int:
+    """Return the FLOPs of all products, without the optimizer's operations."""
     return sum(kind["flops"] for kind in products(kinds))
 
 
@@ -133,6 +134,8 @@ def device_memory(
 
 
 def compiled_values(executable: CompiledProgram) -> PlanValues:
+    """Return the collectives of a compiled program, those with most bytes first, and its sums, for the JSON of `jaxret
+    plan`."""
     return {
         "collectives": [asdict(entry) for entry in sorted(executable.collectives, key=lambda c: -c.times * c.bytes)],
         "collective_bytes": executable.bytes_moved,

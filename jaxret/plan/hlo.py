@@ -35,6 +35,8 @@ class Instruction:
     text: str  # text from the opcode on
 
     def callee(self, key: str) -> str:
+        """Return the name of the computation that an attribute names, such as "body" or "to_apply"; "" without this
+        attribute."""
         match = re.search(rf"\b{key}=%?([\w.\-]+)", self.text)
         return match[1] if match else ""
 

@@ -20,6 +20,7 @@ def number(value: int | float) -> str:
 
 
 def duration(seconds: int | float) -> str:
+    """Return a time in words: "350 ms", "90 s", "12.5 min" or "3.0 h"."""
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
@@ -28,6 +29,7 @@ def duration(seconds: int | float) -> str:
 
 
 def gib(value: int | float) -> str:
+    """Return a number of bytes in GiB, with two decimals."""
     return f"{value / GIB:,.2f} GiB"
 
 
@@ -62,6 +64,7 @@ def headline(values: PlanValues, topology: Topology | None) -> str:
 
 
 def batch(values: PlanValues) -> str:
+    """Return the size of a step of training, encoding or search in words."""
     sizes = values["batch"]
     if values["verb"] == "train":
         text = (

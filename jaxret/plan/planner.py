@@ -42,6 +42,7 @@ class Planner:
 
     @cached_property
     def encoder(self) -> tuple[Path, str]:
+        """The folder with the encoder's config.json, and a description of this folder, see `encoder_directory`."""
         return programs.encoder_directory(self.config.encoder.checkpoint)
 
     @property
@@ -50,6 +51,7 @@ class Planner:
 
     @cached_property
     def texts(self) -> PlanTexts:
+        """The texts of the plan, see `read_plan_texts`. They are read once."""
         retriever = programs.retriever_of(self.config, self.directory)
         return read_plan_texts(self.config, self.directory, retriever, self.log, self.lengths)
 

@@ -285,10 +285,13 @@ class StaticProgram(NamedTuple):
     constants: tuple[Any, ...]
 
     def trace(self, *arguments: Any) -> Any:
+        """Trace the function with these arguments and then the constants."""
         return self.function.trace(*arguments, *self.constants)
 
 
 def abstract_sharded(tree: Any, shardings: Any) -> Any:
+    """Return a tree of abstract arrays with the shapes and types of `tree` and the shardings of a tree of the same
+    form."""
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
 
 

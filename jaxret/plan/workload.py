@@ -51,6 +51,7 @@ class Workload:
     note: str = ""  # reason why a value is unknown
 
     def values(self) -> dict[str, Any]:
+        """Return the fields for the JSON of `jaxret plan`, which lacks `shapes` and `share`."""
         return {name: value for name, value in asdict(self).items() if name not in ("shapes", "share")}
 
 

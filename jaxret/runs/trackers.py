@@ -51,6 +51,8 @@ class TrackedRun:
 
 
 def open_trackio(run: TrackedRun) -> Tracker:
+    """Open a run at trackio, a new one or the one with the id of `run`. The result knows the last step that trackio
+    has."""
     import trackio
 
     key = run.id or f"{run.name}-{secrets.token_hex(4)}"  # trackio identifies runs by their names
@@ -64,6 +66,7 @@ def open_trackio(run: TrackedRun) -> Tracker:
 
 
 def open_wandb(run: TrackedRun) -> Tracker:
+    """Open a run at Weights & Biases, a new one or the one with the id of `run`."""
     import wandb
 
     key = run.id or secrets.token_hex(4)
@@ -72,6 +75,8 @@ def open_wandb(run: TrackedRun) -> Tracker:
 
 
 def open_mlflow(run: TrackedRun) -> Tracker:
+    """Open a run at MLflow, a new one or the one with the id of `run`. A new run gets the config as parameters, and its
+    project becomes an experiment. The result can ask MLflow which values of a step it has."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
@@ -178,6 +183,7 @@ class RunTracker:
         return count
 
     def finish(self) -> None:
+        """End the run at the tracker."""
         with hide_prints():
             self._tracker.finish()
 
@@ -201,10 +207,12 @@ class LiveTrackers:
             self._try(name, partial(self._begin, name, project))
 
     def send(self, step: int, values: StepValues) -> None:
+        """Send the values of a step to every tracker that has not failed."""
         for name, tracker in list(self._open.items()):
             self._try(name, partial(tracker.send, step, values))
 
     def finish(self) -> None:
+        """End the run at every tracker that has not failed."""
         for name, tracker in list(self._open.items()):
             self._try(name, tracker.finish)
 

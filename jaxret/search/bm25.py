@@ -68,6 +68,7 @@ class BM25:
         return {query.id: self.rank(query_words, k) for query, query_words in bar}
 
     def words(self, queries: Sequence[Query]) -> list[list[str]]:
+        """Return the words of each query, in the form in which those of passages are counted (`tokenize_words`)."""
         texts = (query.text for query in queries)
         words: list[list[str]] = tokenize_words(texts, self.settings.language, False)
         return words
@@ -93,6 +94,7 @@ class BM25:
         return rows, scores[rows]
 
     def ids(self, rows: np.ndarray) -> list[str]:
+        """Return the ids of passages by their rows."""
         return self._ids.lines(rows)
 
     def scores(self, query: Query, ids: Collection[str]) -> dict[str, float]:

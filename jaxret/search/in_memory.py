@@ -28,7 +28,9 @@ class LoadedBlock(NamedTuple):
 class StoredCorpus(VectorCorpus, Protocol):
     """A corpus of vectors with passage ids, such as an EncodedCorpus."""
 
-    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]: ...
+    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the ids of passages by their rows."""
+        ...
 
 
 class PackedIds:

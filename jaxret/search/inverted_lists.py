@@ -49,7 +49,10 @@ class SparseBackend(Protocol):
     sums."""
 
     @property
-    def description(self) -> str: ...
+    def description(self) -> str:
+        """Return a line with library, version, device, and the reason for the choice."""
+        ...
+
     def load(self, block: SparseRows) -> SparseBlockSearch:
         """Return a function that finds the best passages of a block among those that share a word with a query."""
         ...

@@ -40,6 +40,7 @@ class ProcessGroup:
 
     @classmethod
     def of_job(cls) -> ProcessGroup:
+        """Return the group of all processes of this JAX job."""
         return cls(jax.process_index(), jax.process_count())
 
     @property

@@ -98,6 +98,7 @@ class Candidates(NamedTuple):
 
 
 def empty_candidates(queries: int, depth: int) -> Candidates:
+    """Return candidates with empty slots only: scores and bounds are minus infinity."""
     return Candidates(
         np.full((queries, depth), -np.inf, np.float32),
         np.full((queries, depth), -1, np.int64),

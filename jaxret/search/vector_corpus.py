@@ -27,7 +27,10 @@ class NamedRows(ShardedRows, Protocol):
     """Rows of dense or sparse vectors in shards."""
 
     @property
-    def dimension(self) -> int: ...
+    def dimension(self) -> int:
+        """Return D, the size of a vector; of sparse vectors, the size of the vocabulary."""
+        ...
+
     def describe(self, row: int) -> str:
         """Return the name of a row in messages."""
         ...

@@ -52,6 +52,8 @@ class ServedReranker:
         return pairs
 
     def score(self, items: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        """Return the scores of pairs of token ids (query, passage), in their order. Pairs of similar lengths are
+        computed together."""
         scores: list[float] = [0.0] * len(items)
         order = np.argsort([len(query) + len(passage) for query, passage in items], kind="stable").tolist()
         for start in range(0, len(order), self.options.batch):

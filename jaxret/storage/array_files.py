@@ -106,6 +106,8 @@ class ArrayFiles:
         return jax.tree_util.tree_map_with_path(read, abstract)
 
     def load_all(self, device: jax.Device) -> Tree:
+        """Return all arrays on one device, as a tree of dicts. A "/" in an array's name separates the keys of the
+        tree."""
         sharding, tree = jax.sharding.SingleDeviceSharding(device), dict[str, Any]()
         for name, array in self._arrays.items():
             *parents, last = name.split("/")

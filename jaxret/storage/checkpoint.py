@@ -277,6 +277,7 @@ class Checkpoints:
         return max(self._metrics, default=None)
 
     def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, ascending."""
         return sorted(self._metrics)
 
     def best(self) -> int | None:

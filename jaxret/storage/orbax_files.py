@@ -112,6 +112,14 @@ class OrbaxWriter:
         self._response: Any = None
 
     def save(self, step: int, items: Tree, metrics: Mapping[str, Any] | None, custom: Mapping[str, Any]) -> None:
+        """Start to write the checkpoint of a step. `wait` raises the errors of the background.
+
+        Args:
+            step: number of the step, which names the folder.
+            items: trees of arrays by their names.
+            metrics: metrics of the step; None: there are none.
+            custom: further JSON values to store with the arrays.
+        """
         self._response = self._checkpointer.save_checkpointables_async(
             step, items, metrics=metrics, custom_metadata=custom, force=True
         )

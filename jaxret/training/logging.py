@@ -124,6 +124,7 @@ class MetricsLog:
             self._callback(step, values_by_name)
 
     def close(self) -> None:
+        """End the log: close TensorBoard's file, and end the run at the trackers."""
         if self._active:
             with storage_errors(self._folder):
                 self._board.close()

@@ -47,7 +47,9 @@ class TrainingPlan(Protocol[ReadExamplesT, MadeBatchT]):
     """How examples become batches: a pure function of the seeds and the number of the batch."""
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Number of rows of a batch, without empty ones."""
+        ...
 
     @property
     def padded_size(self) -> int:

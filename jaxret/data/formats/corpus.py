@@ -58,6 +58,7 @@ class Corpus(FileSource):
 
     @classmethod
     def of(cls, data: DataSource) -> Corpus:
+        """Return the passages of an open source. Raises DataError if it has none, or if their format is unknown."""
         return cls(data, data.detect(data.layout.require_passages(), "passages"))
 
     @property

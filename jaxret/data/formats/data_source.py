@@ -35,6 +35,8 @@ class DataSource:
 
     @classmethod
     def open(cls, source: PathLike) -> DataSource:
+        """Return the source that "PATH", "FORMAT:PATH" or the name of a set describes. Its files are read later. Raises
+        ValueError for an unknown format."""
         return cls(str(source), *parse_source(source))
 
     def __str__(self) -> str:

@@ -97,6 +97,18 @@ def _literal(text: str, location: Location) -> Any:
 
 
 def parse_dpr_passage(value: Any, location: Location, policy: Policy, keys: Iterable[str] = PASSAGE_IDS) -> Passage:
+    """Return the passage of a DPR record. A missing or null title is empty. A record without an id gets a hash of its
+    content as its id.
+
+    Args:
+        value: JSON value of the passage.
+        location: location of the record, for errors.
+        policy: what to do with an empty passage.
+        keys: keys that may hold the id; the first one that the record has is used.
+
+    Raises:
+        DataError: the value is not an object, or it lacks a text, or its id is neither a string nor an integer.
+    """
     record = require_object(value, location)
     title = "" if record.get("title") is None else require_key(record, "title", str, location)
     text = require_key(record, "text", str, location)

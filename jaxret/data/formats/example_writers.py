@@ -119,6 +119,9 @@ def optional_keys(query: Query) -> dict[str, Any]:
 
 
 def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
+    """Write JSON lines for FlagEmbedding. A record has scores only if all its passages have one. Titles are joined to
+    the texts. Return counts of the values that the file does not hold."""
+
     def has_all_scores(example: Example) -> bool:
         return example.score_count == len(example.positives) + len(example.negatives)
 

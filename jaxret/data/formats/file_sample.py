@@ -68,6 +68,7 @@ class FileSample:
 
     @property
     def words(self) -> list[list[str]]:
+        """The fields of each line between white space."""
         return [line.split() for line in self.lines]
 
     def describe(self) -> str:
@@ -89,6 +90,7 @@ def is_text(field: str) -> bool:
 
 
 def is_number(field: str) -> bool:
+    """Return whether a field is a decimal number, such as "-1", "0.5" or "1e-3". "nan" and "inf" are no numbers."""
     return bool(_NUMBER.fullmatch(field.strip()))
 
 

@@ -80,6 +80,7 @@ class Format:
         return self.examples is not None and role in ("passages", "queries", "judgements")
 
     def roles(self) -> list[str]:
+        """Return the roles that a file of this format can have, see `gives`."""
         return [role for role in ROLES if self.gives(role)]
 
 

@@ -23,6 +23,7 @@ class RankingSource(FileSource):
 
     @classmethod
     def of(cls, data: DataSource) -> RankingSource:
+        """Return the rankings of an open source. Raises DataError if it has none, or if their format is unknown."""
         return cls(data, data.detect(data.layout.require_rankings(), "rankings"))
 
     @property

@@ -60,6 +60,7 @@ class Layout:
         return [self.path]
 
     def find_judgements(self, split: str) -> Path | None:
+        """Return the file or table of a split's judgements. Training records do not count."""
         return self.path
 
     def require_judgements(self, split: str | None) -> Path:

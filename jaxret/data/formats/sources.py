@@ -40,6 +40,7 @@ class QuerySource(RoleSource):
 
     @classmethod
     def of(cls, data: DataSource, split: str | None = None) -> QuerySource:
+        """Return the queries of an open source. Raises DataError if it has none, or if their format is unknown."""
         return cls(data, split, tuple(data.detect(path, "queries") for path in data.layout.list_queries(split)))
 
     @cached_property
@@ -86,6 +87,8 @@ class JudgementSource(FileSource):
 
     @classmethod
     def of(cls, data: DataSource, split: str | None = None) -> JudgementSource:
+        """Return the judgements of an open source, or the training records whose positives are judgements. Raises
+        DataError if it has neither, or if a folder is given without a split."""
         return cls(data, data.detect(data.layout.require_judgements(split), "judgements"), split)
 
     def read(self, policy: Policy | None = None) -> list[Judgement]:
@@ -137,6 +140,12 @@ class TrainingSource(RoleSource):
     def of(
         cls, data: DataSource, split: str | None = None, negatives_run: RankingSource | None = None
     ) -> TrainingSource:
+        """Return the training records of an open source, or its judgements, from which examples are made. With a run of
+        negatives, the records of a folder are not used. Judgements are detected when they are read.
+
+        Raises:
+            DataError: the records have an unknown format, or they name their own negatives and a run is given.
+        """
         records = None if data.is_folder and negatives_run else data.layout.find_examples(split)
         file = data.detect(records, "examples") if records else None
         if file and negatives_run:

@@ -73,6 +73,8 @@ def csv_rows(
 
 
 def require_columns(row: list[str], columns: Sequence[str], location: Location) -> list[str]:
+    """Return the row. Raises DataError if its number of fields is not the number of `columns`, which are their
+    names."""
     if len(row) != len(columns):
         problem = f"this row has {len(row)} columns, beginning {row[0][:40]!r}"
         remedy = f"{len(columns)} are expected, separated by tabs: {', '.join(columns)}"

@@ -50,6 +50,19 @@ def parse_passage(
     text: str = "text",
     numbers: bool = True,
 ) -> Passage:
+    """Return the passage of a record. A missing or null title is empty.
+
+    Args:
+        record: record of the passage.
+        location: location of the record, for errors.
+        policy: what to do with an empty passage.
+        key: key of the id.
+        text: key of the text.
+        numbers: whether the id may be a whole number.
+
+    Raises:
+        DataError: a key is missing or has another type, the id is not one word, or the passage is empty.
+    """
     name = "" if record.get("title") is None else require_key(record, "title", str, location)
     content = require_key(record, text, str, location)
     return check_passage(Passage(record_id(record, key, location, numbers), content, name), location, policy)
@@ -102,6 +115,18 @@ def query_format(name: str, title: str, key: str, text: str = "text") -> Format:
 
 
 def parse_query(record: Record, location: Location, key: str, text: str = "text", numbers: bool = True) -> Query:
+    """Return the query of a record, with its answers and its instruction, if it has them.
+
+    Args:
+        record: record of the query.
+        location: location of the record, for errors.
+        key: key of the id.
+        text: key of the text.
+        numbers: whether the id may be a whole number.
+
+    Raises:
+        DataError: a key is missing or has another type, the id is not one word, or the text is blank.
+    """
     question = normalize_question(require_key(record, text, str, location))
     answers = require_strings(record.get("answers") or [], "the value of 'answers'", location)
     return check_query(

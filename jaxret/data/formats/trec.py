@@ -22,6 +22,7 @@ _SCORE_HEADERS = ("score", "relevance", "rel", "label")
 
 
 def is_integer(text: str) -> bool:
+    """Return whether a text is an integer of at most 18 digits, with or without a sign."""
     return bool(_INTEGER.fullmatch(text.strip()))
 
 

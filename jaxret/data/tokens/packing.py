@@ -179,6 +179,16 @@ class RowShape:
         return f"{', '.join(sizes)} or at most {last.rows} x {last.width}"
 
     def place(self, lengths: np.ndarray, bins: int, width: int) -> Placement:
+        """Pack all texts of a batch into rows (`place_texts`). Longer texts count as texts of `length` tokens.
+
+        Args:
+            lengths: lengths of the texts in tokens [N].
+            bins: number of bins, which all get the same number of texts.
+            width: tokens of a row.
+
+        Raises:
+            ValueError: a text is longer than a row.
+        """
         return place_texts(packed_lengths(np.minimum(lengths, self.length), self.slots), bins, width)
 
 

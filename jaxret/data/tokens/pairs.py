@@ -76,10 +76,12 @@ class PairPlan:
 
     @property
     def batch_size(self) -> int:
+        """Number of queries of a batch, each with its pairs."""
         return self.plan.batch_size
 
     @property
     def padded_size(self) -> int:
+        """Number of queries of a batch, empty slots included: a multiple of the devices."""
         return self.plan.padded_size
 
     def describe_batch(self, data: TrainingSet, batch_number: int) -> str:

@@ -131,9 +131,12 @@ class TokenStore:
     columns: Mapping[str, np.ndarray] = field(repr=False)
 
     def ragged(self, name: str) -> Ragged:
+        """Return a column of rows of different lengths, memory-mapped. Raises KeyError for a column that the store
+        lacks."""
         return Ragged(self.columns[f"{name}.flat"], self.columns[f"{name}.offsets"])
 
     def strings(self, name: str) -> Strings:
+        """Return a column of texts, memory-mapped. Raises KeyError for a column that the store lacks."""
         return Strings(self.ragged(name))
 
     @property
@@ -171,6 +174,7 @@ class ColumnWriter:
         return Ragged(values, self.array(f"{name}.offsets", offsets))
 
     def strings(self, name: str, texts: Strings) -> None:
+        """Write a column of texts."""
         self.ragged(name, [texts.utf8], np.uint8)
 
     def _column(

@@ -41,6 +41,7 @@ class TeacherScores:
 
     @property
     def digest(self) -> str:
+        """SHA-256 of all scores as little-endian float32: those of the positives, then those of the negatives."""
         return sha256_bytes(self.positives.astype("<f4").tobytes() + self.negatives.flat.astype("<f4").tobytes())
 
 

@@ -174,10 +174,12 @@ class TextTokenizer:
 
     @property
     def special_ids(self) -> dict[str, int | None]:
+        """The ids of the tokens "cls", "sep", "pad" and "mask"; None: the tokenizer lacks this token."""
         return {"cls": self.cls_id, "sep": self.sep_id, "pad": self.pad_id, "mask": self.mask_id}
 
     @property
     def marker_ids(self) -> tuple[int, ...]:
+        """The ids of [CLS], if there is one, and of [SEP]."""
         return tuple(id for id in (self.cls_id, self.sep_id) if id is not None)
 
     @property

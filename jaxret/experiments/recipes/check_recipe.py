@@ -54,6 +54,7 @@ class EvaluationSetup:
 
     @property
     def result_name(self) -> str:
+        """The name of the result files: `name`, or the name of the source."""
         return self.name or self.source.name
 
     def to_json(self) -> dict[str, Any]:

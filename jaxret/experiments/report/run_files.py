@@ -48,6 +48,7 @@ class RunFiles:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
+        """The content of env.json; {} if the file is missing."""
         return read_json(self.workdir.environment) if self.workdir.environment.exists() else {}
 
     @cached_property
@@ -62,6 +63,7 @@ class RunFiles:
 
     @cached_property
     def warnings(self) -> dict[str, list[RunWarning]]:
+        """The warnings of each job, by the name of the job. Raises ValueError for a file without warnings of a job."""
         return read_warnings(self.workdir)
 
     @cached_property
@@ -71,6 +73,7 @@ class RunFiles:
 
     @cached_property
     def evaluations(self) -> dict[str, Evaluation]:
+        """The evaluations by the names of the results."""
         return {path.stem: read_evaluation(path) for path in self.workdir.evaluations}
 
     def reports(self, kind: str) -> dict[str, dict[str, Any]]:

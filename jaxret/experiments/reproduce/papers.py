@@ -157,6 +157,7 @@ def paper_rows() -> dict[str, PaperRow]:
 
 
 def paper_title(paper: str) -> tuple[str, str]:
+    """Return (title, authors) of a paper."""
     values = _read_toml(paper)
     return values["title"], values["authors"]
 

@@ -199,6 +199,7 @@ class PostNormLayer(nn.Module):
 
     @nn.nowrap
     def feed_forward_block(self, hidden: Float[jax.Array, "B Q H"], drop: Dropout) -> Float[jax.Array, "B Q H"]:
+        """Return norm(hidden + feed-forward network of `hidden`)."""
         config = self.config
         dense = partial(bert_dense, config=config, compute=self.compute, layout=drop.layout)
         wide = ACTIVATIONS[config.hidden_act](dense(config.intermediate_size, name="intermediate")(hidden))
@@ -287,6 +288,7 @@ BERT_NAMES = {
 
 
 def check_bert(config: BertConfig) -> Iterator[tuple[str, str]]:
+    """Yield (field, requirement) of each value that conflicts with another."""
     if config.hidden_size % config.num_heads:
         yield "num_heads", f"divide the hidden size, {config.hidden_size}"
     if config.longest < 1:

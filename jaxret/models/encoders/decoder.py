@@ -97,6 +97,7 @@ class DecoderConfig:
 
     @property
     def norm_offset(self) -> float:
+        """Number that is added to the weights of norms."""
         return 1.0 if self.gemma else 0.0
 
 
@@ -255,6 +256,7 @@ def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
 
 
 def layers_with_window(config: DecoderConfig) -> list[bool]:
+    """Return for each layer whether its attention has a window, [L]."""
     layers = np.arange(config.num_layers)
     has_window = (layers >= config.first_window) & (config.window > 0)
     if config.global_every:

@@ -62,6 +62,8 @@ def translate_llama(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with the keys of `translate_llama` and Mistral's defaults: 8 heads of keys, and a window of
+    4096 tokens. A window of null becomes 0."""
     return translate_llama({"num_key_value_heads": 8, **raw, "sliding_window": raw.get("sliding_window", 4096) or 0})
 
 
@@ -86,14 +88,17 @@ def translate_qwen3(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spell_mistral(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json as transformers writes it for Mistral: the inverse of `translate_mistral`."""
     return {**rope.nest_rope(raw), "sliding_window": raw["sliding_window"] or None}
 
 
 def spell_qwen3(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json as transformers writes it for Qwen3: the inverse of `translate_qwen3`."""
     return {**spell_mistral(raw), "use_sliding_window": raw["sliding_window"] > 0}
 
 
 def check_decoder(config: DecoderConfig) -> Iterator[tuple[str, str]]:
+    """Yield (field, requirement) of each value that conflicts with another."""
     if config.num_heads % config.num_kv_heads:
         yield "num_kv_heads", f"divide num_attention_heads, {config.num_heads}"
     if config.head_size % 2:

@@ -370,6 +370,7 @@ def translate_modernbert(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_modernbert(config: ModernBertConfig) -> Iterator[tuple[str, str]]:
+    """Yield (field, requirement) of each value that conflicts with another."""
     if config.hidden_size % (2 * config.num_heads):
         yield "num_heads", f"divide the hidden size, {config.hidden_size}, into heads of an even size"
 

@@ -92,7 +92,9 @@ class Encoder(Protocol):
         ...
 
     @property
-    def word_table(self) -> Float[jax.Array, "vocabulary H"]: ...
+    def word_table(self) -> Float[jax.Array, "vocabulary H"]:
+        """The word embeddings, which the MLM head also reads."""
+        ...
 
     # A module (hidden [*,H], word_table) -> logits [*,vocabulary]; exists if config.mlm_head.
     mlm_head: Any

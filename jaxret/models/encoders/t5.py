@@ -71,10 +71,12 @@ class T5Config:
 
     @property
     def gated(self) -> bool:
+        """Whether the feed-forward network has a gate."""
         return activation(self.feed_forward)[0]
 
     @property
     def hidden_act(self) -> str:
+        """Name of the feed-forward network's activation."""
         return activation(self.feed_forward)[1]
 
 
@@ -221,6 +223,7 @@ def translate_t5(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_t5(config: T5Config) -> Iterator[tuple[str, str]]:
+    """Yield (field, requirement) of each value that conflicts with another."""
     if config.buckets < 4:
         yield "buckets", "be at least 4: small and large distances in two directions"
     if config.max_distance <= config.buckets // 4:

@@ -93,6 +93,7 @@ def weight_shapes(directory: str | Path) -> dict[str, tuple[int, ...]]:
 
 
 def has_weights(directory: Path) -> bool:
+    """Return whether a directory has safetensors weights, in one file or in parts."""
     return any((directory / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
 
 

@@ -124,6 +124,10 @@ class AggretrieverHead(VectorHead):
     def aggregate(
         self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], text: HeadInput
     ) -> Float[jax.Array, "B agg"]:
+        """Return the part of the vector that has entries for words: v = max_i w_i p_i (Aggretriever eq. 2, 3), pruned.
+
+        `mask` says which of the states are those of real tokens. `text` has the encoder, for its MLM head.
+        """
         weights = jnp.ones(mask.shape)
         if self.term_weights:
             weights = torch_linear(1, self.hidden_size, "term_weight")(states.astype(jnp.float32))[..., 0]

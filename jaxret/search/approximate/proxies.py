@@ -22,7 +22,10 @@ class Proxy(Protocol):
     @property
     def name(self) -> str: ...
     @classmethod
-    def of(cls, dimension: int) -> Proxy: ...
+    def of(cls, dimension: int) -> Proxy:
+        """Return the proxy for vectors of a dimension D."""
+        ...
+
     @property
     def size(self) -> int:
         """Return the dimension of a proxy vector."""

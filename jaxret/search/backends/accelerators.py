@@ -54,6 +54,7 @@ class CellLayout(NamedTuple):
 
 
 def local_mesh() -> Mesh:
+    """Return the mesh of this process's devices, whose only axis divides passages."""
     return Mesh(np.array(jax.local_devices()), (ROW_AXIS,), axis_types=(AxisType.Auto,))
 
 

@@ -60,10 +60,12 @@ class FaissCpu:
 
     @staticmethod
     def available() -> str | None:
+        """Return the reason why this backend cannot be used on this machine; None if it can."""
         return _import_faiss()[1]
 
     @classmethod
     def open(cls, reason: str) -> FaissCpu:
+        """Return the backend. `reason` says why it was chosen, for its description."""
         faiss, _ = _import_faiss()
         return cls(faiss, f"FAISS {faiss.__version__} on the CPU ({reason})")
 
@@ -112,11 +114,13 @@ class FaissGpu:
 
     @staticmethod
     def available() -> str | None:
+        """Return the reason why this backend cannot be used on this machine; None if it can."""
         faiss, problem = _import_faiss()
         return problem or (None if _faiss_gpus(faiss) else f"FAISS {faiss.__version__} sees no GPU")
 
     @classmethod
     def open(cls, reason: str) -> FaissGpu:
+        """Return the backend for all GPUs that FAISS sees. `reason` says why it was chosen, for its description."""
         faiss, _ = _import_faiss()
         count = _faiss_gpus(faiss)
         gpus = "1 GPU" if count == 1 else f"{count} GPUs"

@@ -62,6 +62,7 @@ class DeviceVectorLists:
 
 
 def put_lists_on_device(block: PaddedLists, precision: Precision) -> DeviceVectorLists:
+    """Copy a block to JAX's default device, with its vectors rounded to a precision."""
     shape = block.vectors.shape
     flat = compress(block.vectors.reshape(-1, shape[2]), precision)
     vectors = jax.tree.map(lambda x: jnp.asarray(x.reshape(*shape[:2], *x.shape[1:])), flat)

@@ -36,6 +36,7 @@ class Xla:
 
     @staticmethod
     def available() -> str | None:
+        """Return None: JAX is always installed."""
         return None
 
     @classmethod

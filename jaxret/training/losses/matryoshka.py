@@ -25,6 +25,7 @@ class MatryoshkaSettings:
 
     @property
     def whole_weight(self) -> float:
+        """Weight of the largest size, that of the full vectors; 1 without sizes."""
         return next(iter(self.weight_of.values()), 1.0)
 
     @property

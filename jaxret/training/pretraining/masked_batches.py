@@ -45,6 +45,7 @@ class MaskedBatches:
 
     @property
     def padded_size(self) -> int:
+        """Number of spans of a batch, empty slots included: a multiple of the devices."""
         return padded_batch_size(self.batch_size, self.devices)
 
     def spans_of(self, batch_number: int) -> np.ndarray:

@@ -89,6 +89,7 @@ class Spans:
 
     @cached_property
     def longest(self) -> int:
+        """Number of tokens of the longest span."""
         return int((self.stops - self.starts).max())
 
     @cached_property
