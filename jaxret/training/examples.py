@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxret.data.formats import Policy, TrainingSource, read_judged_queries
@@ -173,10 +172,7 @@ def _load_dev_queries(
         ids, tokens = [query.id for query in queries], tokenizer.queries(queries)
         record = {"queries": sha256_json_lists([query.id, query.text, query.instruction] for query in queries)}
     else:
-        first: dict[str, int] = {}  # query -> its first example; a query has an example for each positive
-        for row, query_id in enumerate(dev.query_ids):
-            first.setdefault(query_id, row)
-        ids, tokens = list(first), dev.queries.take(np.array(list(first.values())))
+        ids, tokens = [dev.query_ids[row] for row in dev.first_examples], dev.queries.take(dev.first_examples)
         judgements, record = source.judgements.read(policy), {}
     known_ids = set(ids)
     return ids, tokens, [judgement for judgement in judgements if judgement.query_id in known_ids], record

@@ -122,22 +122,22 @@ class RetrievalValidation:
 
 
 def make_collection(dev: TrainingSet, train: TrainingSet | None, size: int | None, seed: int) -> DevCollection:
-    """Return all dev examples with a pool of passages.
+    """Return the dev queries with a pool of passages. A query with several positives is one query.
 
     Args:
-        dev: examples whose queries are searched for.
+        dev: examples whose queries search the pool.
         train: examples whose passages fill the pool; None if the config names none.
         size: number of passages in the pool; None: all, with the measures of a corpus.
         seed: seed that draws training passages.
     """
     passage_count = len(dev.passages) + (len(train.passages) if train else 0)
     pool, rows = make_passage_pool(dev, train, passage_count if size is None else size, seed)
-    judgements = tuple(
-        Judgement(str(number), str(row), 1)
-        for number, positives in enumerate(dev.known_positives)
-        for row in rows[positives]
+    examples = zip(dev.query_numbers, dev.known_positives, strict=True)
+    pairs = dict.fromkeys((number, row) for number, positives in examples for row in rows[positives])
+    judgements = tuple(Judgement(str(number), str(row), 1) for number, row in pairs)
+    return DevCollection(
+        dev.queries.take(dev.first_examples), pool, judgements, CORPUS_MEASURES if size is None else POOL_MEASURES
     )
-    return DevCollection(dev.queries, pool, judgements, CORPUS_MEASURES if size is None else POOL_MEASURES)
 
 
 def make_passage_pool(dev: TrainingSet, train: TrainingSet | None, size: int, seed: int) -> tuple[Ragged, np.ndarray]:

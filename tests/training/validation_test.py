@@ -86,8 +86,9 @@ def test_retrieval_from_the_pool(run: Run, validation: RetrievalValidation) -> N
 def test_in_batch_loss(run: Run, validation: RetrievalValidation) -> None:
     """The last batch is not full: its empty rows do not count. A known positive is not a negative."""
     dev, plan = validation.dev, validation.plan
-    queries, pool = vectors(run, validation)
-    pool = run.embedder()(dev.passages, "passage").stacked()[:, 0].astype(np.float64)
+    embed = run.embedder()
+    queries = embed(dev.queries, "query").stacked()[:, 0].astype(np.float64)
+    pool = embed(dev.passages, "passage").stacked()[:, 0].astype(np.float64)
     losses, ranks = [], []
     for start in range(0, len(dev), plan.batch_size):
         rows = range(start, min(start + plan.batch_size, len(dev)))
@@ -115,7 +116,8 @@ def test_the_pool(run: Run, validation: RetrievalValidation) -> None:
     distinct = {again[row].tobytes() for row in range(len(again))}
     assert len(distinct) == 45
     assert np.array_equal(again.flat, validation.collection.passages.flat)
-    for positives, judgements in zip(dev.known_positives, by_query(validation), strict=True):
+    assert len(validation.collection.queries) < len(dev), "control: some queries have several positives"
+    for positives, judgements in zip(dev.known_positives.take(dev.first_examples), by_query(validation), strict=True):
         assert sorted(j.passage_id for j in judgements) == sorted(str(places[row]) for row in positives)
     all_of_them = make_collection(dev, train, None, seed=1)
     texts = {row.tobytes() for row in (*dev.passages, *train.passages)}
@@ -127,6 +129,25 @@ def test_the_pool(run: Run, validation: RetrievalValidation) -> None:
     assert len(few) == len(relevant) > 5, "relevant passages are never left out"
     assert {row for row, place in enumerate(places) if place >= 0} == relevant
     assert (places[sorted(relevant)] == np.arange(len(relevant))).all()
+
+
+def test_a_query_with_several_positives_searches_the_pool_once() -> None:
+    """Records of one query may also name different positives."""
+    dev = TrainingSet(
+        queries=Ragged.from_lists([[2, 9, 3], [2, 9, 3], [2, 8, 3], [2, 9, 3]]),
+        passages=Ragged.from_lists([[4], [5], [6], [7]]),
+        positives=np.array([0, 1, 2, 3], np.int32),
+        known_positives=KnownPositives.from_lists([[0, 1], [0, 1], [2], [3]]),
+        negatives=Ragged.from_lists([[]] * 4),
+        query_ids=("a", "a", "b", "a"),
+        pad_id=0,
+        marker_ids=(2, 3),
+        digest="",
+    )
+    collection = make_collection(dev, None, None, seed=0)
+    assert [query.tolist() for query in collection.queries] == [[2, 9, 3], [2, 8, 3]]
+    judgements = [(judgement.query_id, judgement.passage_id) for judgement in collection.judgements]
+    assert judgements == [("0", "0"), ("0", "1"), ("1", "2"), ("0", "3")]
 
 
 def passages_only(*rows: list[int]) -> TrainingSet:

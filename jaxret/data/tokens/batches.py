@@ -56,6 +56,18 @@ class TrainingSet:
         return sizes | ({"subset_of": self.subset_of} if self.subset_of else {})
 
     @cached_property
+    def query_numbers(self) -> np.ndarray:
+        """Number of the query of each example [E], from 0 in the order of the examples. A query has an example for each
+        of its positives."""
+        numbers: dict[str, int] = {}
+        return np.array([numbers.setdefault(key, len(numbers)) for key in self.query_ids])
+
+    @property
+    def first_examples(self) -> np.ndarray:
+        """Row of the first example of each query."""
+        return np.unique(self.query_numbers, return_index=True)[1]
+
+    @cached_property
     def queries_without_markers(self) -> Ragged:
         """The queries without [CLS] and [SEP]."""
         is_text = np.isin(self.queries.flat, self.marker_ids, invert=True)

@@ -118,11 +118,16 @@ class RerankingValidation:
             for target, known_positives, negatives in zip(dev.positives, dev.known_positives, dev.negatives)
         ]
         counts = np.array([len(part) for part in parts])
-        queries = np.repeat(np.arange(len(dev)), counts)
+        queries = np.repeat(dev.query_numbers, counts)
+        # The examples of a query have the same negatives: each pair is scored once.
+        pairs: dict[tuple[int, int], int] = {}
+        entries = zip(queries.tolist(), np.concatenate(parts).tolist(), strict=True)
+        places = np.array([pairs.setdefault(pair, len(pairs)) for pair in entries])
+        numbers, passages = np.array(list(pairs)).T
         scorer = replace(self.scorer, params=params)
-        with Progress("validate", len(queries), "pair", shown=self.progress) as bar:
-            scores = scorer(dev.queries, dev.passages, queries, np.concatenate(parts), bar.update)
-        groups = np.split(scores.astype(np.float64), np.cumsum(counts)[:-1])
+        with Progress("validate", len(pairs), "pair", shown=self.progress) as bar:
+            scores = scorer(dev.queries, dev.passages, dev.first_examples[numbers], passages, bar.update)
+        groups = np.split(scores[places].astype(np.float64), np.cumsum(counts)[:-1])
         ranks = np.array([(group[1:] >= group[0]).sum() for group in groups])
         nll = [np.logaddexp.reduce(group) - group[0] for group in groups]
         return {

@@ -177,6 +177,33 @@ def test_validation_ranks_a_positive_among_its_negatives() -> None:
     assert metrics["nll"] == pytest.approx(np.mean(nll), rel=1e-6)
 
 
+def test_validation_scores_a_pair_of_query_and_passage_once() -> None:
+    """The examples of a query, one for each positive, share the scores of its negatives."""
+    dev = TrainingSet(
+        queries=Ragged.from_lists([[1]] * 3),
+        passages=Ragged.from_lists([[1]] * 7),
+        positives=np.array([1, 6, 2], np.int32),
+        known_positives=KnownPositives.from_lists([[1, 6], [1, 6], [2]]),
+        negatives=Ragged.from_lists([[0, 3], [0, 3], [0, 5]]),
+        query_ids=["a", "a", "b"],
+        pad_id=0,
+        marker_ids=(1, 2),
+        digest="",
+    )
+    pairs: list[tuple[int, int]] = []
+
+    class RecordingScorer(FixedScorer):
+        def __call__(self, queries: Any, passages: Any, query_rows: Any, passage_rows: Any, *args: Any) -> np.ndarray:
+            pairs.extend(zip(query_rows.tolist(), passage_rows.tolist()))
+            return super().__call__(queries, passages, query_rows, passage_rows, *args)
+
+    mesh = make_mesh(1, jax.devices()[:1])
+    metrics = RerankingValidation(dev, RecordingScorer(objective_on(1).model, {}, mesh, PairJoiner((), 8, 0), 64))({})
+    assert pairs == [(0, 1), (0, 0), (0, 3), (0, 6), (2, 2), (2, 0), (2, 5)]
+    assert metrics["average_rank"] == pytest.approx((1 + 1 + 1) / 3), "the rank of every positive counts"
+    assert metrics["RR@10"] == pytest.approx(0.5)
+
+
 # A run, from training data to results.
 
 
