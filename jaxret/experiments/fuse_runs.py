@@ -26,7 +26,7 @@ from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.index.source import encoded_sources
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem, SystemWithoutSelfMatches
 from jaxret.storage.atomic import sha256_file, sha256_json
-from jaxret.storage.working_copy import require_writable, shown_message
+from jaxret.storage.working_copy import require_writable, shown_message, shown_path
 
 TUNED_DEPTH = 1000  # passages per query in tuning if the measure has no cut-off
 
@@ -51,10 +51,9 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     sources += [("what the weights are tuned on", source.data) for source in job.tune_rankings]
     _check_output(job, [*sources, *([("the judgements", judged.data)] if judged else [])])
     evaluation_queries = read_evaluation_queries(job.source, Policy()) if job.source else None
-    tune_judgements = judged.read() if judged else []
     runs = [_read_rankings(source, job.removes_self_matches) for source in job.rankings]
     _report_missing(job.runs, runs)
-    weights, tuning_record = _choose_weights(job, tune_judgements)
+    weights, tuning_record = _tuned_on_runs(job, judged) if judged else (_given_weights(job), dict[str, Any]())
     rankings = fuse(runs, job.method, weights, job.k)
     names = [Path(run).stem for run in job.runs]
     if len(set(names)) < len(names):  # files of one name in several folders
@@ -77,7 +76,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     tuning = EvaluationSource.open(job.tune_runs[0], job.tune_qrels, job.tune_split) if job.tune_runs else None
     sources = [("a run that is fused", DataSource.open(run)) for run in job.runs]
     _check_output(job, [*sources, *(_data_of(tuning) if tuning else [])])
-    weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
+    weights, tuning_record = _given_weights(job), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
     evaluation_queries = read_evaluation_queries(job.source, Policy())
     # Also read before the systems are opened.
@@ -105,8 +104,8 @@ def _tuned_on_queries(
     """Return the weights of systems, and a record of the queries on which they were tuned."""
     measure = parse_measure(job.measures[0]).name
     weights, value = tune_systems(systems, data.queries, data.judgements, measure, job.method)
-    print(f"weights {', '.join(f'{weight:g}' for weight in weights)}: {measure} {value:.4f} on {job.tune_qrels}")
-    return weights, {"tuned_on": {**data.digests(), "measure": measure, "value": round(value, 4)}}
+    record = {"sha256": data.digests(), "measure": measure, "value": round(value, 4)}
+    return weights, _tuning_record(weights, data.source.judgements, len(data.queries), record)
 
 
 def tune_systems(
@@ -199,20 +198,36 @@ def _data_of(source: EvaluationSource) -> list[tuple[str, DataSource]]:
     return [("the queries", source.queries.data), *judgements]
 
 
-def _choose_weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Return the weights of the runs, and a record of their tuning. `judgements` are for the queries of tuning."""
-    if not job.tune_runs:
-        return tuple(job.weights) or (1.0,) * len(job.runs), {}
-    measure = parse_measure(job.measures[0]).name
-    weights, value = tune_weights(
-        [_read_rankings(source, job.removes_self_matches) for source in job.tune_rankings],
-        judgements,
-        measure,
-        job.method,
-    )
-    print(f"weights {', '.join(f'{weight:g}' for weight in weights)}: {measure} {value:.4f} on {job.tune_qrels}")
+def _given_weights(job: FuseJob) -> tuple[float, ...]:
+    return tuple(job.weights) or (1.0,) * len(job.runs)
+
+
+def _tuned_on_runs(job: FuseJob, judged: JudgementSource) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the weights of run files, and a record of the queries on which they were tuned."""
+    measure, judgements = parse_measure(job.measures[0]).name, judged.read()
+    runs = [_read_rankings(source, job.removes_self_matches) for source in job.tune_rankings]
+    weights, value = tune_weights(runs, judgements, measure, job.method)
     digests = [sha256_file(path) for source in job.tune_rankings for path in source.files]
-    return weights, {"tuned_on": {"runs": digests, "measure": measure, "value": round(value, 4)}}
+    record = {"runs": digests, "measure": measure, "value": round(value, 4)}
+    return weights, _tuning_record(weights, judged, len({judgement.query_id for judgement in judgements}), record)
+
+
+def _tuning_record(
+    weights: Sequence[float], judged: JudgementSource | None, count: int, record: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Print the tuned weights, and return the record of their tuning with the file of its judgements.
+
+    Args:
+        weights: the chosen weights.
+        judged: the judgements of the queries of tuning.
+        count: number of these queries.
+        record: measure, its value, and digests.
+    """
+    assert judged is not None
+    file = shown_path(judged.file.path)
+    texts = ", ".join(f"{weight:g}" for weight in weights)
+    print(f"weights {texts}: {record['measure']} {record['value']:.4f} on the {count:,} queries of {file}")
+    return {"tuned_on": {"qrels": file, **record}}
 
 
 def _write_fusion(
@@ -242,6 +257,8 @@ def _write_fusion(
     measures = [parse_measure(measure).name for measure in job.measures]
     result = evaluate(rankings, queries.judgements, measures)
     systems = {name: evaluate(run, queries.judgements, measures) for name, run in parts.items()}
+    assert queries.source.judgements is not None
+    print(f"measured on the {len(queries.queries):,} queries of {shown_path(queries.source.judgements.file.path)}")
     print(evaluation_text({**systems, "fused": result}))
     emit_table({**systems, "fused": result})
     record = {"method": job.method, "k": job.k, **provenance}

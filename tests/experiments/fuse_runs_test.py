@@ -75,6 +75,22 @@ def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
     assert "weights 0.5, 0.5: RR@10 " in done.stdout, "of equal values, the most even weights win"
 
 
+def test_a_tuned_fusion_names_the_queries_of_tuning_and_of_measurement(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both files are of one folder, so that its name does not tell them apart."""
+    monkeypatch.chdir(runs)
+    files = ("one.trec", "two.trec")
+    tuning = {"tune_runs": files, "tune_qrels": "data", "tune_split": "train"}
+    fuse_runs(FuseJob(files, "both.trec", "min_max", queries="data", qrels="data", **tuning))  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("weights ") and line.endswith("queries of data/qrels/train.tsv") for line in lines)
+    assert any(line.startswith("measured on ") and line.endswith("queries of data/qrels/test.tsv") for line in lines)
+    provenance = read_json(Path("both.trec.eval.json"))["provenance"]
+    assert provenance["fused"]["tuned_on"]["qrels"] == "data/qrels/train.tsv"
+    assert provenance["dataset"]["split"] == "test"
+
+
 def test_run_files_that_differ_in_their_suffix_have_their_own_evaluations(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +230,8 @@ def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
     done = jaxret(runs, "bm25", "dense", "--out=tuned.trec", "--queries=data", "--qrels=data", *tune)
     assert done.returncode == 0, done.stderr
     provenance = read_json(runs / "tuned.trec.eval.json")["provenance"]["fused"]
-    assert f"nDCG@10 {provenance['tuned_on']['value']:.4f} on data" in done.stdout
+    assert f"nDCG@10 {provenance['tuned_on']['value']:.4f} on the " in done.stdout
+    assert provenance["tuned_on"]["qrels"] == "data/qrels/train.tsv"
     assert sum(provenance["weights"]) == pytest.approx(1)
     both = jaxret(runs, "bm25", "dense", "--out=o.trec", "--queries=data", "--weights=1,1", *tune)
     assert "give either --weights or --tune" in both.stderr
