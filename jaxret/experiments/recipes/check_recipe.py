@@ -28,10 +28,12 @@ from jaxret.mining.pools import is_run_folder
 from jaxret.mining.training_queries import read_training_queries as training_questions
 from jaxret.models.peft_files import adapter_files
 from jaxret.runs.contract import make_contract, require_same_contract
+from jaxret.runs.encoded_steps import announcement_files
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import USES, choose_checkpoint, load_tokenizer, open_checkpoints, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
+from jaxret.storage.working_copy import shown_path
 from jaxret.training.config_check import check_config
 from jaxret.training.config_sources import training_corpus, training_data, validation_corpus
 from jaxret.training.examples import example_source
@@ -119,6 +121,7 @@ def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: Evaluati
             workdir = Workdir(folder / stage.name)
             if workdir.config.exists():  # a run that has begun was checked before, and has copies of its files
                 contracts[stage.name] = read_json(workdir.contract)
+                _check_length(stage, workdir, corpus_name(evaluation.corpus))
                 continue
             contracts[stage.name] = _stage_contract(stage, folder)
             if stage.config.train.start_from:
@@ -235,6 +238,18 @@ def _stage_contract(stage: Stage, folder: Path) -> dict[str, Any]:
     )
     tokenizer = load_tokenizer(job.config, job.encoder, job.model)
     return make_contract(job.model, tokenizer, job.encoder)
+
+
+def _check_length(stage: Stage, workdir: Workdir, encoded_name: str) -> None:
+    """Raise ContractError if the stage trains to another step than that which encoded its corpus. If a metric of a dev
+    set selects the checkpoint, the same one may stay the best, so the training decides."""
+    folder, config = workdir.embeddings(encoded_name), stage.config
+    old, new = ({key: values.train[key] for key in ("steps", "epochs")} for values in (stored_config(workdir), config))
+    if old == new or not any(path.exists() for path in announcement_files(folder)):
+        return
+    if not config.data.dev or config.validation.best == "last":
+        remedy = f"Delete {shown_path(folder)}, whose vectors are from another step, to train and encode again."
+        require_equal(old, new, str(workdir.config), "the recipe", remedy)
 
 
 def _check_start(stage: Stage, contracts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -429,6 +429,28 @@ def test_an_error_of_a_late_stage_is_raised_before_the_first(
     check_recipe(stages[:1], tmp_path / "two", on)
 
 
+def test_a_stage_is_not_lengthened_under_its_vectors(
+    two: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe trained first, and then stopped at the vectors of the shorter run."""
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=[{"name": "a"}]))
+    two(train__steps=0, data__dev="")
+    folder = tmp_path / "two" / "a" / "embeddings" / "data"
+
+    def train(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the stage trains")
+
+    monkeypatch.setattr("jaxret.experiments.recipes.run_recipe.train", train)
+    longer: dict[str, Any] = {"train__steps": 2, "data__dev": ""}
+    with pytest.raises(ValueError, match=rf"stage 'a': (.*\n)*.*steps: (.*\n)*Delete {folder}"):
+        two(**longer)
+    with pytest.raises(RuntimeError, match="trains"):  # the best of a dev set may stay the best
+        two(**longer | {"data__dev": str(tmp_path / "data")})
+    shutil.rmtree(folder)
+    with pytest.raises(RuntimeError, match="trains"):
+        two(**longer)
+
+
 def test_a_teacher_outside_the_recipe_scores_no_other_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The records contain their texts, so these are compared with the texts of the run's vectors before the first
     step."""
