@@ -96,7 +96,7 @@ def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_pat
     assert len(index) == 8
     index.append(["a new one"], progress=False)
     assert list(index.rows())[-1][0] == ["10"], "new numbers follow those of deleted passages"
-    index.append(named, progress=False)  # these were appended before
+    index.append(named, progress=False)  # all of `named` were appended before
     assert len(index) == 9
     index.append(["a new one"], progress=False)
     assert list(index.rows())[-1][0] == ["11"], (

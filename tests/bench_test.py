@@ -44,7 +44,8 @@ def test_one_run_writes_every_round_and_a_slower_number_is_reported(tmp_path: Pa
     assert written["commit"]
     (case,) = written["scripts"]["late"]["cases"]
     assert len(case["ours"]["xla"]) == len(case["peers"]["numpy"]) == 5
-    assert len(written["scripts"]["late"]["calibrations"]) == 6  # for five rounds, and the round that compiles
+    # One for each of five rounds, and one for the round that compiles.
+    assert len(written["scripts"]["late"]["calibrations"]) == 6
     assert "calibrations" in done.stdout
 
     faster = deepcopy(written)

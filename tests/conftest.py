@@ -10,7 +10,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-if "jax" in sys.modules:  # a plug-in imported it: the settings below would come too late
+if "jax" in sys.modules:  # if a plug-in has imported JAX, the settings below come too late
     raise RuntimeError("jax was imported before tests/conftest.py could ask for eight CPU devices")
 # The models here are tiny and run a few times, so almost all of the time is compilation: LLVM need not optimize, and
 # XLA's simpler code generator is used where it still exists. An unknown flag would end the process.
@@ -19,7 +19,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
-        "--xla_cpu_parallel_codegen_split_count=1",  # one small object file is written and loaded, not 32
+        "--xla_cpu_parallel_codegen_split_count=1",  # XLA writes and loads one object file instead of 32
         "--xla_cpu_use_fusion_emitters=false" if metadata.version("jaxlib").startswith("0.10.") else "",
     ]
 ).strip()

@@ -68,7 +68,7 @@ def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
     measured = {name: read_json(tmp_path / name / "eval" / "python-docs.test.json") for name in configs}
     assert [measured[name]["provenance"]["config"]["train"]["steps"] for name in configs] == [0, 2, 2, 0]
     assert [measured[name]["provenance"]["config"]["encoder"]["layers"] for name in configs] == [5, 5, 5, 0]
-    for name, evaluation in measured.items():  # two steps change little
+    for name, evaluation in measured.items():  # two training steps change the measures little
         assert (0.4 if name == "as_it_comes" else 0.1) < evaluation["mean"]["nDCG@10"] < 1
         assert evaluation["queries_found"] == evaluation["queries_expected"] > 150
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("checkpoints/*/params/*")}

@@ -176,7 +176,7 @@ def test_of_vectors_equal_up_to_rounding_the_first_wins() -> None:
         ((-0.01, -0.02, -0.03), 0.0, OPPOSITE),
         ((-0.01,), 0.0, OPPOSITE + SO_FAR),
         ((0.0, 0.0), 0.0, NOT_SEEN),
-        ((0.05, -0.005), 0.0, NOT_SEEN),  # one seed disagrees
+        ((0.05, -0.005), 0.0, NOT_SEEN),  # the two seeds have differences of opposite signs
         ((0.0, 0.0, 0.0), 0.01, HOLDS),  # not worse by more than the margin
         ((-0.02, -0.02), 0.01, OPPOSITE + SO_FAR),
         ((), 0.0, NOT_RUN),
@@ -218,7 +218,7 @@ def test_finished_steps_are_skipped_and_a_failure_stops_no_other(
 
     run.work_through(work, 2, results, command)
     assert (tmp_path / "made").read_text().splitlines() == [*expected, "stage-1 1", "stage-1 2"]
-    shutil.rmtree(tmp_path / "steps")  # on another machine, the stored values are enough
+    shutil.rmtree(tmp_path / "steps")  # without the runs, as on another machine, the stored values are enough
     run.work_through(work, 2, results, command)
     assert not {"dual 1", "mlr-2 1"} & set((tmp_path / "made").read_text().splitlines()[len(expected) :])
     assert json.loads(results.read_text()) == written

@@ -43,7 +43,7 @@ ENCODERS: dict[str, Any] = {
     "modernbert": tiny.MODERNBERT,
     "llama": tiny.LLAMA,
 }
-# None: one vector per token; all without pooling, else 1.
+# Vectors of a passage with the pooling "none"; families that are not listed have 1. None: one for each token.
 VECTORS = {"mlr": 3, "me_bert": 3, "mvr": 3, "colbert": None, "late_interaction": None}
 # Parameters that add the same number to every score of a softmax: biases of keys, and of all passages' vectors.
 WITHOUT_GRADIENT = (
@@ -114,8 +114,8 @@ TABLE = [
 ]
 
 
-DAILY = ("mlr", "self_contrastive", "t5", False)  # this has a pooling, another encoder, and untied encoders
-LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm", "splade")  # other families cover these
+DAILY = ("mlr", "self_contrastive", "t5", False)  # a case with a pooling, with T5, and with untied encoders
+LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm", "splade")  # families whose code other families run, too
 
 
 @pytest.mark.table
@@ -146,7 +146,8 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
     )
     first = tiny.make_params(retriever)
     for name in first:
-        if "term_weight" in first[name]:  # all weights are negative, so there would be no gradient
+        # All weights of terms are negative at the start, so that no gradient reaches them.
+        if "term_weight" in first[name]:
             first[name]["term_weight"]["bias"] += 1
     optimizer = optax.sgd(0.1)  # compiles faster than AdamW, which has its own test
     params = jax.tree.map(jnp.array, first)

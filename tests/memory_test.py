@@ -9,7 +9,7 @@ import pytest
 
 from bench.memory import VERBS, drawn, peaks
 
-SMALL, LARGE, SHARD_ROWS = 2_000, 20_000, 250  # both have more shards than `encode` holds at the same time
+SMALL, LARGE, SHARD_ROWS = 2_000, 20_000, 250  # passages; both corpora have more shards than `encode` holds
 # MiB, without mapped files, by which a command's memory may grow for 18,000 more passages. Vectors of 64 numbers (4.4
 # MiB), which a search holds twice, and ids (0.2 MiB) are small; a list of all records would take tens of MiB.
 MORE = {"encode": 40, "search": 40, "mine": 40, "rerank": 40, "serve": 40}

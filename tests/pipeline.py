@@ -207,7 +207,7 @@ def tiny_config(encoder: Path | str, data: Path | str, **overrides: Any) -> Conf
         "encoder.recompute": "none",
         "tokens.query_length": QUERY_LENGTH,
         "tokens.passage_length": PASSAGE_LENGTH,
-        "tokens.length_multiple": PASSAGE_LENGTH,  # one shape, one program
+        "tokens.length_multiple": PASSAGE_LENGTH,  # all batches have one shape, so one program is compiled
         "data.train": str(data),
         "data.dev": str(data),
         "data.negatives": 1,

@@ -300,7 +300,7 @@ def test_nothing_is_imported_before_the_flags_are_right() -> None:
 
 def test_warnings_of_jax_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX's warnings about an unused accelerator are kept; Orbax's reports of its work are hidden."""
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # the test restores it
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # `app` sets this variable, and monkeypatch restores it
     before = {name: logging.getLogger(name).level for name in ("jax._src", *cli._VERBOSE_LOGGERS)}
     try:
         with warnings.catch_warnings():

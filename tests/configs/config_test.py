@@ -112,7 +112,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
     others = {key for key in keys if key.startswith("head.") and key.split(".")[1] in HEADS.keys() - {"mvr"}}
     others |= {key for key in keys if find_reader("retrieval", key)}  # refused keys: tests/training/unread_keys_test.py
-    others.remove("pretraining.method")  # it names keys of another method, which have no effect
+    others.remove("pretraining.method")  # read to refuse keys of other methods, and has no other effect
     assert keys - reads.keys == {"train.added"} | others
 
 
@@ -235,8 +235,8 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "i3_msmarco:bert": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:retromae": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:distilled": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
-    "ance_msmarco:": (1e-6, 64, 1, None, 5000, 1.0, 64, 512, 0.0, True),  # from its published code
-    "splade_msmarco:": (5e-6, 32, 7, 3, 0.1, 1.0, 128, 128, 0.0, True),  # from Tevatron's example
+    "ance_msmarco:": (1e-6, 64, 1, None, 5000, 1.0, 64, 512, 0.0, True),  # values of its published code
+    "splade_msmarco:": (5e-6, 32, 7, 3, 0.1, 1.0, 128, 128, 0.0, True),  # values of Tevatron's example
     "language_models:repllama": (1e-4, 32, 15, 1, 100, 1.0, 32, 196, 0.0, True),
     "language_models:llama3": (1e-4, 32, 15, 1, 100, 1.0, 32, 196, 0.0, True),
     "language_models:mistral": (1e-4, 32, 15, 1, 0.1, 1.0, 32, 156, 0.0, True),
@@ -340,7 +340,7 @@ def test_a_shrunken_recipe_runs(name: str, suffix: str, tmp_path: Path, monkeypa
         config.tokens.query_length = config.tokens.passage_length = 120
         shapes = json.loads((encoder / "config.json").read_text())
         (encoder / "config.json").write_text(json.dumps(shapes | {"max_position_embeddings": 120}))
-    if config.lora.rank:  # it is at most the tiny encoder's width
+    if config.lora.rank:  # the rank may not exceed the width of the tiny encoder
         config.lora.rank = 4
     if config.loss.kl.weight:  # a teacher's scores of each query's positive and negative
         scores = tmp_path / "teacher.trec"

@@ -48,7 +48,8 @@ def test_every_row_is_compared_with_the_one_above(table: dict[str, Evaluation]) 
     assert [row[5] for row in cells] == ["yes", "no", "no"]
     alone = stats.ttest_rel(rows[3], rows[2]).pvalue  # close to the randomization test on 60 values
     assert 0.05 / 3 < alone < 0.05, "control: without the correction it would be significant"
-    assert float(cells[2][4]) == pytest.approx(2 * alone, rel=0.15)  # it is the second smallest p of three
+    # Holm multiplies the second smallest of three p-values by 2.
+    assert float(cells[2][4]) == pytest.approx(2 * alone, rel=0.15)
     assert "over 60 questions" in text
     assert "for 3 tests" in text
     assert "yes" not in change_table({"a": table["b"], "b": table["c"]}, ["one"], aligned_table)

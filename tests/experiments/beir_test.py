@@ -97,7 +97,8 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
     forums = {f"cqadupstack-{forum}": entry(0.1, path=f"cqadupstack-{forum}.test.q16.json") for forum in FORUMS}
     results = {"scifact": entry(0.1, path="scifact.test.q16.json"), "cqadupstack": combined_members(forums)}
     write(tmp_path / "run" / "eval", "scifact.test.json", 0.3)
-    write(tmp_path / "run" / "eval", "scifact.test.q16.json", 0.4)  # it has the same lengths, so it is preferred
+    # Preferred: the results have the same query length, q16.
+    write(tmp_path / "run" / "eval", "scifact.test.q16.json", 0.4)
     write(tmp_path / "bm25", "cqadupstack-android.test.json", 0.2)
     write(tmp_path / "bm25", "cqadupstack-english.test.json", 0.4)
     columns = read_columns([str(tmp_path / "run"), f"BM25={tmp_path / 'bm25'}"], results)
@@ -150,11 +151,12 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
     monkeypatch.setattr(beir_module, "search_files", search)
     evaluate_beir(replace(job, sets=("cqadupstack", "fiqa")))
     capsys.readouterr()
-    evaluate_beir(replace(job, sets=("scifact",), on_error="skip"))  # the other sets had no bad records
+    # The two sets before had no bad records, so "skip" would not change them.
+    evaluate_beir(replace(job, sets=("scifact",), on_error="skip"))
     assert list(read_json(job.result)["sets"]) == ["cqadupstack", "fiqa", "scifact"]
     assert "fiqa  " not in capsys.readouterr().out  # the table has only the chosen sets
     workdir.evaluation("fiqa.test").unlink()
-    workdir.evaluation("cqadupstack-english.test").write_text("{}")  # it differs from the result in the ledger
+    workdir.evaluation("cqadupstack-english.test").write_text("{}")  # this file now differs from the ledger's result
     evaluate_beir(replace(job, sets=("arguana",)))
     assert list(read_json(job.result)["sets"]) == ["arguana"]  # a result of "skip" may lack bad records
     evaluate_beir(replace(job, sets=("scifact",)))
@@ -253,7 +255,7 @@ def test_a_killed_evaluation_continues_to_the_table(sets: Path, tmp_path: Path) 
     for measure, mean in result["means"]["BEIR small"].items():
         assert mean == pytest.approx(fmean(result["sets"][name]["measures"][measure] for name in SMALL))
     assert "trec-covid" in result["missing"]["mean of 14 (Aggretriever)"]
-    for name in SMALL:  # each number is that of `jaxret search`; in ArguAna, a query does not match itself
+    for name in SMALL:  # each number is that of `jaxret search`; ArguAna's queries do not match themselves
         assert read_json(tmp_path / "run" / "eval" / f"{name}.test.q8.json")["mean"] == result["sets"][name]["measures"]
     data = read_json(tmp_path / "run" / "eval" / "arguana.test.q8.json")["provenance"]["dataset"]
     assert data["self_matches"] == "removed"

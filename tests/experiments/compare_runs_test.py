@@ -37,7 +37,7 @@ def result(
     config = base.get_config()
     config.head.name = head
     config.seed.init = config.seed.data = seed
-    config.train.log_every = seed  # this changes no result
+    config.train.log_every = seed  # a key that changes no result
     config.data.subset = changed.get("subset", 0)
     config.train.start_from = changed.get("start_from", "")
     config.update_from_flattened_dict(changed.get("keys", {}))

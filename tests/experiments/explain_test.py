@@ -127,7 +127,7 @@ def test_i3_shows_the_reconstructed_words(make: Callable[..., Run]) -> None:
     assert values[:3] == sorted(values[:3], reverse=True)
     assert {row[1] for row in table if row[-1] == "yes"} == {"silver", "river", "stone"}
     printed = next(line for line in explanation.splitlines() if line.startswith("score "))
-    assert float(printed.split()[1]) == pytest.approx(score, abs=2e-4)  # the search sums in another order
+    assert float(printed.split()[1]) == pytest.approx(score, abs=2e-4)  # the search adds the products in another order
     assert explanation.endswith("their dot product has no parts")
     assert "the run is not trained: layers that are not in the encoder's files are random" in explanation
     alone = explain(run, passage=passage, top=3)

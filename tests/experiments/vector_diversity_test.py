@@ -69,7 +69,7 @@ def test_the_report_of_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: 
         vars(run).update(workdir=Workdir(tmp_path), config=config, model=model, params={}, checkpoint=checkpoint)
         assert str(tmp_path / "eval") in report_diversity(run, data)
     monkeypatch.setattr(vector_diversity, "read_judged_texts", lambda *arguments: replace(TEXTS, pairs=[]))
-    report_diversity(run, data)  # the same folder, changed
+    report_diversity(run, data)  # the folder has the same path and other content
     shutil.copytree(tmp_path / "data", tmp_path / "b" / "data")
     monkeypatch.setattr(vector_diversity, "read_judged_texts", lambda *arguments: TEXTS)
     with pytest.raises(ValueError, match=f"that on {tmp_path}/b/data would replace.*--name"):

@@ -123,7 +123,7 @@ def make_state(root: Path, kind: str, state: State, to: Path) -> tuple[Path, Enc
         pytest.param(kind, to, name, marks=[] if (kind, to, name) in DAILY else pytest.mark.exhaustive)
         for kind in RUNS
         for to in EXPORT_KINDS
-        if to != "pgvector"  # it needs a server (stores/stores_test.py)
+        if to != "pgvector"  # pgvector needs a server (stores/stores_test.py)
         for name in STATES
         if to in OF_CORPORA or name == "appended, deleted"  # other exports read no corpus
     ],

@@ -50,7 +50,7 @@ def test_passages_with_titles_have_the_vectors_of_torch(minilm_dir: Path, scifac
 @pytest.mark.exhaustive
 def test_scifact(minilm_dir: Path, scifact: Path, tmp_path: Path) -> None:
     workdir = f"--workdir={tmp_path}/run"
-    settings = environment() | {"XLA_FLAGS": ""}  # one device, and optimized code
+    settings = environment() | {"XLA_FLAGS": ""}  # XLA uses one device and optimizes its code
     settings |= {name: "" for name in os.environ if name.startswith("JAX_COMPILATION_CACHE")}
     for arguments in (
         ["open", str(minilm_dir), workdir],

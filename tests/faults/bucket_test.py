@@ -70,7 +70,7 @@ def outcome(server: Server, folder: Path, part: str) -> object:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         return trained(folder)
-    unclocked = ("corpus.json",)  # it has the time of the corpus that this run read
+    unclocked = ("corpus.json",)  # corpus.json records the time of the run's own copy of the corpus
     return {name: data for name, data in files.items() if name.startswith(part) and not name.endswith(unclocked)}
 
 

@@ -381,7 +381,7 @@ def test_one_of_two_processes_is_killed_and_both_continue(
     trials.count(status != 0 and time.monotonic() - sent < 120, f"the other went on: {other.output}")
     if killed == 1:  # if process 0 is killed, JAX may notice it first, and end with a dump
         said = "error: another process of this job is gone" in other.stderr and "stack trace" not in other.stderr
-        # It waited for a checkpoint that cannot be completed, until JAX ended it.
+        # The job waited for a checkpoint that cannot be completed, until JAX ended the job.
         waited = "stopped sending heartbeats" in other.stderr
         trials.count((status == 1 and said) or waited, other.output)
     steps = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()) + 4

@@ -20,8 +20,8 @@ from tests.faults.conftest import Tiny
 from tests.faults.scripts import Script, start
 from tests.pipeline import CLOCKS, WORDS, contents, free_address
 
-KILLS, CHAINS = 50, 5  # as many tests as chains, so that they can run in parallel
-STEPS = 8  # each saved and validated
+KILLS, CHAINS = 50, 5  # kills, and chains of kills: each chain is a test, so that chains can run in parallel
+STEPS = 8  # a run saves and validates at each of these steps
 # (folder, **faults) -> the processes of a job; the faults are injected into the first.
 Begin = Callable[..., list[Script]]
 

@@ -279,7 +279,7 @@ def test_arguments_of_any_type(run: Path, tmp_path: Path, trials: Trials) -> Non
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "backslashreplace", "timeout": 300}
     done = subprocess.run(program, cwd=REPOSITORY, env=environment(), **options)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith('["')]  # the other lines come from encoding
+    lines = [line for line in done.stdout.splitlines() if line.startswith('["')]  # encoding prints further lines
     assert len(lines) > 500, "control: many calls were tried"
     for line in lines:
         call, name, number, outcome = json.loads(line)

@@ -191,7 +191,7 @@ def test_json_of_another_type(victim: Path, trials: Trials) -> None:
 
     looks: dict[Path, Callable[[], object]] = {
         victim / "config.json": lambda: open_run(victim),
-        victim / "contract.json": open_untyped,  # in a process without typeguard's checks
+        victim / "contract.json": open_untyped,  # opened in another process, which has no typeguard
         victim / "encoder" / "config.json": lambda: open_run(victim),
         victim / "encoder" / "tokenizer.json": lambda: open_run(victim),
         folder / "manifest.json": lambda: search(opened, folder),

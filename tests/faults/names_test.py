@@ -31,7 +31,7 @@ def commands(tiny: Tiny, folder: Path, data: Path) -> dict[str, list[str]]:
     rankings = workdir / "runs" / "data.test.trec"
     both = [f"--out={folder / 'both.trec'}", f"--queries={data}", f"--qrels={data}", "--measures=RR@10"]
     ranked = [f"--out={folder / 'ranked.trec'}", "--k=2", *search[:3]]
-    settings = tiny.training(folder, train__steps=1, data__dev="")[2:]  # this removes the config and the folder
+    settings = tiny.training(folder, train__steps=1, data__dev="")[2:]  # the slice leaves out the config and the folder
     one_step = [f"--config={folder / 'one.py'}", *settings, *search[2:]]
     (folder / "one.py").write_text("from jaxret.configs.base import get_config, one_stage as stages\n")
     return {
@@ -97,7 +97,7 @@ def try_every_verb(tiny: Tiny, folder: Path, trials: Trials) -> None:
 
 def test_every_verb_is_covered(tiny: Tiny, tmp_path: Path) -> None:
     tried = {" ".join(verb_words(name)) for name in commands(tiny, tmp_path, tiny.data)}
-    tried.add("serve")  # it is a server
+    tried.add("serve")  # `serve` does not end by itself
     assert tried | NOT_TRIED == set(VERBS)
     assert not tried & NOT_TRIED
 

@@ -22,7 +22,7 @@ from tests.faults.names_test import commands, verb_words
 from tests.faults.scripts import Script, refusal, run, start
 from tests.pipeline import REPOSITORY, command, environment
 
-FRACTIONS = (0.0, 0.3, 0.5, 0.7, 0.9)  # of the time that a single job needs
+FRACTIONS = (0.0, 0.3, 0.5, 0.7, 0.9)  # when the second job begins, as fractions of the time of one job
 Begin = Callable[[], Script]
 
 
@@ -217,7 +217,7 @@ def test_leftovers_of_a_killed_command_are_removed_by_the_next(
         process.wait()
         return process
 
-    for number in range(1, 20):  # until it is killed after it has begun to write
+    for number in range(1, 20):  # later kills, until one comes after the job has begun to write
         killed = begin(kill_at=number)
         if left := leftovers(tmp_path):
             break

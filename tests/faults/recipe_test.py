@@ -91,7 +91,7 @@ def test_every_command_of_a_row_is_killed(small_squad: Path, trials: Trials) -> 
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # its processes are killed together
+            start_new_session=True,  # so that all processes of the recipe can be killed together
         )
 
     def results(runs: Path) -> dict[str, bytes]:

@@ -85,7 +85,7 @@ class Script:
 
     def send(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the process may have ended since `poll`
                 os.kill(self.pid, number)
 
     def kill(self) -> None:

@@ -27,14 +27,15 @@ from tests.pipeline import contents
 
 CHEAP = ("fuse", "copy", "compare", "data convert", "data split", "keywords")  # a trial takes a second
 MANY, FEW = 50, 4  # trials; a quarter of them are failures
-BEFORE = ("train", "encode", "search", "bm25", "rerank", "export")  # other verbs need these, in the order of `commands`
+# Verbs whose results others need, in the order of `commands`.
+BEFORE = ("train", "encode", "search", "bm25", "rerank", "export")
 VERBS = (
     *("pretrain", "encode", "append", "delete", "index", "search", "bm25", "mine", "fuse", "rerank", "generate"),
     *("beir", "sweep", "recipe", "export", "open", "report", "plot", "probe", "copy"),
     *("data chunk", "data convert", "data split", "data build", "keywords"),
 )
 RACED = ("mine", "rerank", "compare", "fuse", "report", "copy", "plot", "data chunk", "data split", "keywords")
-RACES = 10  # of verbs that are not cheap
+RACES = 10  # races of a verb that is not cheap
 
 
 class Stage:
@@ -148,7 +149,7 @@ class Undisturbed:
     """Results of a command without disturbance; files that differ between two runs (clocks) count only by name."""
 
     files: dict[str, bytes]
-    same: set[str]  # names of files that are equal in two runs
+    same: set[str]  # files with equal bytes in two runs
     made: set[str]  # names of those that the command writes
     said: str
     seconds: float

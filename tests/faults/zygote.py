@@ -115,7 +115,7 @@ def requests(control: socket.socket) -> dict[str, Any]:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         stdout, stderr, status = descriptors
         child = os.fork()
-        if child:  # the client reads the script's end from here
+        if child:  # the parent reports the end of the script to the client
             os.write(status, child.to_bytes(4, "little"))
             _, ended, used = os.wait4(child, 0)
             milliseconds = int(1000 * (used.ru_utime + used.ru_stime))
@@ -154,7 +154,7 @@ def main() -> None:
     import jaxret.training.loop  # noqa: F401
 
     for name in ("AutoTokenizer", "PreTrainedTokenizerFast", "BertTokenizerFast"):
-        getattr(transformers, name)  # imported at its first use
+        getattr(transformers, name)  # transformers imports a class at its first use
     gc.freeze()  # otherwise, a collection in the child would copy the pages of all imported modules
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: a fork would lose all but one"

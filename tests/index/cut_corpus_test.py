@@ -244,7 +244,8 @@ def test_a_job_waits_for_another_that_cuts_the_same_vectors(
 ) -> None:
     run, cut = runs[DAILY], open_encoded(runs[DAILY].workdir.embeddings(f"first-{SIZE}"))
     lock = FolderLock(cut.folder, "cutting vectors")
-    with pytest.raises(LockedError, match="in use: cutting vectors"):  # its holder cuts nothing itself
+    # The lock's holder cuts nothing, so the wait ends with an error.
+    with pytest.raises(LockedError, match="in use: cutting vectors"):
         cut_encoded(run, "first", EncodeOptions(dimension=SIZE, lease=1.0), progress=False)
     waiting = threading.Timer(1, lock.release)
     waiting.start()

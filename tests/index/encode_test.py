@@ -402,7 +402,7 @@ def test_shards_of_a_changed_corpus_are_removed(
     written, expected = contents(folder), contents(encoded)
     assert {name for name in expected if written[name] != expected[name]} == {
         "corpus.json"
-    }  # it has the path of the text
+    }  # corpus.json has the path of the corpus
 
 
 def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
@@ -530,7 +530,7 @@ def test_a_finished_folder_is_not_written_to(
         (
             "manifest.json",
             ".lease-manifest/0123456789abcdef/.manifest.json.0123456789abcdef01234567.tmp",
-        ),  # all shards are complete
+        ),  # only the manifest is missing
         # A folder that was about to become a lease.
         ("manifest.json", ".lease.0123456789abcdef/0123456789abcdef/owner.json"),
         ("manifest.json", ".manifest.json.0123456789abcdef01234567.tmp"),
@@ -545,7 +545,7 @@ def test_leftovers_of_a_killed_writer_are_removed(
     half_written = tmp_path / "embeddings" / "data" / half
     half_written.parent.mkdir(parents=True, exist_ok=True)
     half_written.write_bytes(b"half")
-    if half.startswith(".lease-"):  # written by a process of this host that has ended
+    if half.startswith(".lease-"):  # the lease belongs to a process of this host that has ended
         (half_written.parent / "owner.json").write_text(
             json.dumps({**this_process(), "numbers": _numbers(), "started": "before"})
         )

@@ -216,7 +216,7 @@ def test_a_manifest_that_contradicts_itself_is_an_error(digest: str, change: dic
 def test_a_changed_provenance_is_detected(tmp_path: Path) -> None:
     path = finished(tmp_path) / "manifest.json"
     good = path.read_bytes()
-    # this changes the checkpoint's digest, which no computation uses
+    # The checkpoint's digest changes, which no computation uses.
     path.write_bytes(good.replace(b'"sha256": "ab"', b'"sha256": "aa"'))
     with pytest.raises(ShardError, match=r"manifest.json: damaged"):
         open_shards(tmp_path)
@@ -322,7 +322,7 @@ def test_another_fingerprint_or_plan_is_an_error_with_both_values(keep: str, tmp
         writer(tmp_path, fingerprint=other)
     with pytest.raises(ContractError, match=r"rows_per_shard: 5 in .*, 10 in "):
         writer(tmp_path, rows_per_shard=5)
-    writer(tmp_path)  # the control: an equal fingerprint, also with tuples, is accepted
+    writer(tmp_path)  # control: an equal fingerprint, also with tuples, is accepted
 
 
 def test_a_broken_sidecar_means_the_shard_is_written_again(tmp_path: Path) -> None:
@@ -491,7 +491,8 @@ def test_offsets_are_written_only_if_they_cover_all_vectors(first: int, last: in
     lists = Ragged(np.ones((5, 3), np.float32), np.array([first, 2, last]))
     with pytest.raises(ValueError, match=rf"offsets .*{first} .*{last}, .*0 .*5"):
         writer.write(writer.pending()[0], lists, ["a", "b"])
-    writer.write(writer.pending()[0], Ragged(lists.flat, np.array([0, 2, 5])), ["a", "b"])  # the control
+    # Control: offsets that fit are written.
+    writer.write(writer.pending()[0], Ragged(lists.flat, np.array([0, 2, 5])), ["a", "b"])
 
 
 def test_the_device_of_a_shard_is_recorded_and_not_compared(tmp_path: Path) -> None:
@@ -558,7 +559,7 @@ def test_a_suspended_writer_removes_no_finished_files(tmp_path: Path) -> None:
         writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)
     assert contents(tmp_path) == before
     work.mkdir()
-    writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)  # control: if its folder exists, it writes
+    writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)  # control: with the folder `work`, the writer succeeds
     assert not (tmp_path / "manifest.json").exists()
 
 

@@ -48,7 +48,7 @@ CASES = [
     pytest.param("two vectors", "xla", marks=pytest.mark.exhaustive),
     pytest.param("late", "xla", marks=pytest.mark.exhaustive),
 ]
-ROWS = 10  # per shard
+ROWS = 10  # rows of a shard
 
 
 def test_appended_passages_have_as_many_words(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind
         Searcher(run, folder)
     append_corpus(
         run, Corpus.open(root / "a.jsonl"), folder, EncodeOptions(shard_rows=ROWS), progress=False
-    )  # all passages again
+    )  # the folder has all passages again
     assert rankings(root, run, folder, 40) == rankings(
         root, runs["one vector"], runs["one vector"].workdir.embeddings("a"), 40
     )

@@ -180,7 +180,7 @@ def test_a_margin_with_unbounded_scores_prints_a_notice(
 
 def test_negatives_of_the_data_are_ignored(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"))
-    monkeypatch.setattr(TrainingSource, "read", None)  # it would hold all examples in memory
+    monkeypatch.setattr(TrainingSource, "read", None)  # `read` would hold all examples in memory
     again, first = (
         read_training_queries(open_training_queries(str(tmp_path / "a.jsonl"), "train"), Policy()) for _ in range(2)
     )
@@ -196,7 +196,7 @@ def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_pa
     rankings = {
         query: sorted(((key, float(i)) for i, (key, _) in enumerate(ranking)), key=lambda pair: -pair[1])
         for query, ranking in RankingSource.open(root / "run.trec").read().items()
-    }  # in the opposite order
+    }  # the teacher ranks the passages in the opposite order
     write_run(tmp_path / "teacher.trec", rankings, "test")
     settings = replace(TOP, margin=1.0)
     with_teacher = replace(job(root, tmp_path / "a.jsonl", settings=settings), teacher=str(tmp_path / "teacher.trec"))

@@ -152,7 +152,7 @@ def test_a_terminal_shows_one_temporary_bar() -> None:
     assert re.search("first:.* 0/2", waiting)
     assert re.search("first:.* 2/2", ready)
     assert "\n" not in text  # the bar is redrawn in its line
-    assert text.endswith(" \r")  # and is erased at the end
+    assert text.endswith(" \r")  # the bar is erased at the end
 
 
 def _read(screen: int) -> bytes:

@@ -37,7 +37,7 @@ def test_products_equal_the_formula() -> None:
     loss = 2 * ALL_ROWS * ALL_ROWS * SIZE
     assert (
         hlo.hlo_product_flops(hlo.parse_hlo(PROGRAM)) == LAYERS * 3 * layer + 2 * loss
-    )  # the value of the loss is not computed
+    )  # the program computes gradients of the loss, not its value
 
 
 def test_products_of_a_gpu_are_calls_of_a_library() -> None:

@@ -127,7 +127,7 @@ COMPILED = {
         "xlm_roberta",
     ),
 }
-BYTES = {"bfloat16": 40, "float32": 56}  # of activations, at most, for each number of the hidden states in a chunk
+BYTES = {"bfloat16": 40, "float32": 56}  # limit of activations' bytes, for each number of a chunk's hidden states
 # With LoRA: bytes per parameter; bytes of activations with encoder.recompute="layer"; GiB of a word table and two
 # layers.
 LOW_RANK = 2, 8, 3.0

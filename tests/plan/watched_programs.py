@@ -85,7 +85,7 @@ def split_collectives(
 CANDIDATES: dict[str, int | float] = {"all-gather": 17}
 # MS MARCO's passages and dev queries.
 MARCO = SearchLoad(passages=8_841_823, queries=6_980, k=1000)
-# For four hosts of eight chips, each of which holds a quarter.
+# A search by four hosts of eight chips. Each host holds a quarter of the passages.
 MANY = SearchLoad(passages=100_000_000, queries=6_980, k=1000)
 # Packed texts have another order: vectors of all 128 queries and 256 passages are gathered to restore that of the
 # batch.

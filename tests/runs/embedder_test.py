@@ -46,7 +46,7 @@ def test_every_text_once_in_few_shapes(multiple: int) -> None:
     shapes = {(size, length) for _, size, length in batches}
     assert len(shapes) <= 20  # each shape is a program to compile
     per_length = [size for size, length in shapes if length == batches[0][2]]
-    assert len(per_length) == 1  # each length has one size; only the last batch may be smaller
+    assert len(per_length) == 1  # all batches of a length have one size; only the last one may be smaller
 
 
 @pytest.mark.parametrize(("mean", "limit"), [(4.5, 256), (3.8, 128), (5.2, 512)])

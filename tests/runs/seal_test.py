@@ -36,7 +36,7 @@ def workdir(tmp_path: Path) -> Workdir:
 
 def test_unchanged_files_are_accepted(workdir: Workdir) -> None:
     check_seal(workdir)
-    workdir.config.write_text(json.dumps(CONFIG))  # the same content with another layout
+    workdir.config.write_text(json.dumps(CONFIG))  # the JSON has the same content and another layout
     (workdir.encoder / ".tokenizer.json.0123456789abcdef.tmp").touch()
     (workdir.path / "metrics.jsonl").touch()
     check_seal(workdir)
@@ -142,7 +142,7 @@ def test_a_folder_is_valid_after_a_kill_at_any_write(workdir: Workdir) -> None:
         assert (read_json(workdir.config).get("kept") == kept) == (kept > 2)
         check_seal(workdir)
     write_json(workdir.config, CONFIG)
-    with pytest.raises(ContractError, match=r"config\.json"):  # the earlier content is no longer valid
+    with pytest.raises(ContractError, match=r"config\.json"):  # only the content of the last write is sealed
         check_seal(workdir)
 
 
@@ -159,5 +159,5 @@ def test_a_folder_is_valid_after_a_kill_before_the_first_write(kept: int, tmp_pa
     write_sealed(workdir, values)
     check_seal(workdir)
     workdir.environment.unlink()
-    with pytest.raises(ContractError, match=r"env\.json is missing"):  # its absence is no longer valid
+    with pytest.raises(ContractError, match=r"env\.json is missing"):  # once written, the file may not be missing
         check_seal(workdir)

@@ -26,7 +26,7 @@ from tests.storage.buckets import finish as finish_one
 from tests.storage.buckets import gcs_server
 from tests.storage.buckets import start as start_client
 
-ROWS = 10  # of a shard
+ROWS = 10  # rows of a shard
 # Name -> k and options. Each passage of the first part has a copy in the second one, which ties with it.
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "auto": (7, {}),

@@ -90,7 +90,7 @@ def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
 
 def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
-    left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef01234567.tmp"  # a killed search left it
+    left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef01234567.tmp"  # the file of a killed search
     left.parent.mkdir(exist_ok=True)
     left.touch()
     os.utime(left, (0, 0))
@@ -162,7 +162,8 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     assert "Accuracy@100 0.5000 (of 2 of 3 queries: 1 have no answers)\n" in printed
     assert "small.dpr.json (1 of 3 queries have no answers, so that has_answer is false)\n" in printed
     assert (tmp_path / "mine" / "runs" / "small.trec").exists()
-    stored = read_json(tmp_path / "mine" / "eval" / "small.json")  # it is kept when the second search has no judgements
+    # A search without judgements does not replace this file.
+    stored = read_json(tmp_path / "mine" / "eval" / "small.json")
     assert stored["mean"]["Accuracy@100"] == 0.5
     assert (stored["queries_expected"], stored["queries_asked"]) == (2, 3)
     assert stored["per_query"]["Accuracy@100"] == {"0": 1.0, "1": 0.0}
@@ -177,7 +178,8 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
 
 def test_copied_and_changed_corpora(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = copied(root, tmp_path / "mine")
-    shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)  # other times, but the same text
+    # `copyfile` copies the text and not the time.
+    shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)
     place = run.workdir / "embeddings" / "data" / "corpus.json"
     place.write_text(json.dumps(with_digest(read_shard_json(place) | {"path": str(tmp_path / "data")})))
     show_answer(Searcher(run, corpus_folder(run.workdir)), "river stone", 1, progress=False)
@@ -456,7 +458,7 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
     ours, theirs = (
         RankingSource.open(run.workdir / "runs" / "data.test.trec").read(),
         RankingSource.open(path).read(),
-    )  # their file has numbers as ids
+    )  # DPR's file has row numbers as ids
     assert [[key for key, _ in result] for result in theirs.values()] == [[k for k, _ in ours[q.id]] for q in judged]
     plain = tmp_path / "plain"
     write_beir(plain, [], [Query("q", "no answers")], {})
@@ -649,7 +651,7 @@ def test_passages_are_read_from_files_of_any_format(
     copy = folder / "passages.jsonl"
     assert copy.exists() == (name in ("psgs.tsv.gz", "corpus.jsonl.gz", "corpus.json"))
     again = Searcher(run, folder)
-    monkeypatch.setattr(Corpus, "read_located", None)  # it reads the whole corpus
+    monkeypatch.setattr(Corpus, "read_located", None)  # `read_located` reads the whole corpus
     assert again.texts.read(["p7"]) == {"p7": expected["p7"]}
     assert 0 < again.texts.bytes_read < len(text) / 5
     monkeypatch.undo()
@@ -682,7 +684,7 @@ def test_a_kept_empty_passage_is_read_by_position(root: Path, tmp_path: Path, mo
     )
     searcher.texts.read(["p0"])
     read = searcher.texts.bytes_read
-    for reader in ("read_located", "read"):  # both read the whole corpus
+    for reader in ("read_located", "read"):  # both functions read the whole corpus
         monkeypatch.setattr(Corpus, reader, None)
     assert searcher.texts.read(["p0", "p1"]) == {"p0": Passage("p0", "river"), "p1": Passage("p1", "")}
     assert searcher.texts.bytes_read == 2 * read < path.stat().st_size / 10

@@ -76,7 +76,7 @@ def test_clients_of_other_libraries(server: Running, runs: Path, name: str, tmp_
     seen = subprocess.run([python, "-c", f"import {MODULES[name]}"], capture_output=True, text=True, timeout=240)
     if seen.returncode:
         pytest.skip(f"{MODULES[name]} is missing: requirements-clients.txt says how to install it")
-    if name == "llama_index_tei":  # it cannot name a model, so the first one answers
+    if name == "llama_index_tei":  # this client cannot name a model, so a server with a single model answers
         with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1") as alone:
             compare(alone, name, python, tmp_path)
     else:

@@ -465,7 +465,7 @@ def test_a_huge_body(server: Running) -> None:
         413,
         "the body has more than 8388608 bytes, --most_bytes of the server",
     )
-    with connect(server) as client:  # in chunks, without a length
+    with connect(server) as client:  # the body is sent in chunks, without Content-Length
         client.sendall(b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         client.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
         piece = b"100000\r\n" + b" " * 2**20 + b"\r\n"

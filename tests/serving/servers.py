@@ -120,7 +120,8 @@ def running(stderr: Path, *arguments: str, wait: bool = True, **variables: str) 
         line = process.stdout.readline()
         assert " at http://" in line, stderr.read_text()
         server = Running(process, int(line.rpartition(" (")[0].rpartition(":")[2]), stderr, line)
-        socket.create_connection(("127.0.0.1", server.port), 60).close()  # it listens when it has printed its address
+        # A server that has printed its address listens.
+        socket.create_connection(("127.0.0.1", server.port), 60).close()
         deadline = time.monotonic() + 240
         status = 0
         while status not in ((200,) if wait else (200, 503)) and time.monotonic() < deadline and process.poll() is None:

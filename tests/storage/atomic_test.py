@@ -219,7 +219,7 @@ def test_only_leftovers_of_atomic_write_are_removed(tmp_path: Path, monkeypatch:
     (tmp_path / ".folder.0123456789abcdef01234567.tmp").mkdir()
     (tmp_path / ".link.0123456789abcdef01234567.tmp").symlink_to(tmp_path / "ids.txt")
     before = {p.name for p in tmp_path.iterdir()}
-    assert remove_leftovers(tmp_path, age=3600) == []  # another process may still write it
+    assert remove_leftovers(tmp_path, age=3600) == []  # a young file may belong to another process that still writes
     os.utime(tmp_path / leftover, (0, time.time() - 3601))
     assert remove_leftovers(tmp_path, age=3600) == [leftover]
     (tmp_path / leftover).touch()

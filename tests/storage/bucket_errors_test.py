@@ -162,7 +162,7 @@ def test_unused_objects_stay_while_a_job_writes(mark: str, gcs: Server) -> None:
 @pytest.mark.slow
 def test_an_encoder_may_be_in_a_bucket(gcs: Server, tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    for path in encoder.iterdir():  # other programs store files under their names
+    for path in encoder.iterdir():  # stored as other programs do: under the names of the files
         gcs[0].objects["bucket", f"models/tiny/{path.name}"] = 1, path.read_bytes()
     finish(start("train.py", gcs[1], *train_arguments(encoder, data, tmp_path / "local")))
     arguments = train_arguments("gs://bucket/models/tiny", data, tmp_path / "run")
@@ -390,7 +390,7 @@ def test_a_copy_on_a_disk_is_its_users_own(gcs: Server, tmp_path: Path) -> None:
     )
     size = finish(start("-c", environment, script, "gs://bucket/data/psgs.tsv")).splitlines()[-1]
     (cached,) = [path for path in (tmp_path / "cache" / "jaxret" / "objects").iterdir() if path.name[0] != "."]
-    cached.chmod(0o644)  # control: another program writes into the cache
+    cached.chmod(0o644)  # another program changes the file in the cache
     with open(cached, "ab") as written:
         written.write(b"mine")
     assert finish(start("-c", environment, script, "gs://bucket/data/psgs.tsv")).splitlines()[-1] == size

@@ -20,7 +20,7 @@ def test_the_least_recently_used_entry_is_deleted_first(tmp_path: Path, monkeypa
     for number, name in enumerate(("b", "a", "d", "c")):
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (1_000 + number, 1_000 + number))
-    os.utime(tmp_path / "b", (5_000, 1_000))  # it was read later
+    os.utime(tmp_path / "b", (5_000, 1_000))  # "b" was read later than the others
     assert [entry.path.name for entry in trim_cache(tmp_path, "compiled")] == ["a", "d"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
     assert trim_cache(tmp_path, "compiled") == []

@@ -157,7 +157,7 @@ def test_a_flipped_byte_is_never_restored_silently(tmp_path: Path) -> None:
             except CheckpointError as error:
                 messages.append(str(error))
             else:
-                assert same(params, HOST)  # no leaf depends on this byte
+                assert same(params, HOST)  # no array depends on the flipped byte
     assert len(messages) >= 4
     for message in messages:
         assert str(tmp_path / "1") in message

@@ -268,7 +268,8 @@ def test_other_errors_are_raised(leases: Leases) -> None:
     with Leases(leases.folder) as others:
         assert others.claim("a")
         assert lease.publish(lambda: fail(errno.ESTALE)) is False
-        assert lease.publish(lambda: fail(errno.ENOSPC)) is False  # it is not even called
+        # Without a lease, `publish` does not call the function.
+        assert lease.publish(lambda: fail(errno.ENOSPC)) is False
 
 
 def test_a_failed_takeover_is_an_error(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:

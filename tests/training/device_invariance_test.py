@@ -46,8 +46,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 DAILY = "late_interaction"  # the cheapest
 FAMILY_CASES = [pytest.param(name, marks=[] if name == DAILY else pytest.mark.exhaustive) for name in FAMILIES]
 QUERIES = 16
-TOLERANCE = 2e-6  # relative, of the loss and the whole gradient: chunks and devices change the order of a sum
-LEAF_TOLERANCE = 1e-5  # of one parameter's gradient, whose sums may nearly cancel
+TOLERANCE = 2e-6  # relative error of the loss and of the whole gradient: the order of a sum changes
+LEAF_TOLERANCE = 1e-5  # relative error of one parameter's gradient, whose sums may nearly cancel
 # One device and two, without chunks or parts, differ by 1.4e-5 here, because a sum that cancels has another order.
 CANCELLING = {"mvr_with_a_table": 3e-5}
 

@@ -850,7 +850,7 @@ def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path)
     finally:
         process.kill()
     reached = sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())[-1]
-    assert reached < 60  # it was stopped in the middle of the run
+    assert reached < 60  # the signal came in the middle of the run
     assert code == (-sent if sent == signal.SIGKILL else 128 + sent)
     if sent == signal.SIGTERM:
         assert lines(workdir)[-1]["step"] == reached  # no step was lost

@@ -193,7 +193,8 @@ def test_the_reference_lamb_with_its_two_rates() -> None:
         return {name: np.asarray(value, np.float64) for name, value in unstacked(tree).items()}
 
     assert_close(params, lamb_by_hand(wide(a_tree(0)), [wide(g) for g in gradients]))
-    for change in ({"optimizer.name": "lamb"}, {"optimizer.head_learning_rate": 0.0}):  # controls
+    # Control: both settings have an effect.
+    for change in ({"optimizer.name": "lamb"}, {"optimizer.head_learning_rate": 0.0}):
         other, _ = make_optimizer(make_config(LAMB | settings | change).optimizer, STEPS)
         differs = unstacked(trajectory(other, a_tree(0), gradients))
         assert max(float(np.abs(differs[name] - value).max()) for name, value in params.items()) > 1e-3

@@ -53,7 +53,7 @@ def test_prefetching_is_bounded() -> None:
         for step in range(50):
             feed.take(step)
             taken[0] = step + 1
-    assert max(ahead) <= BATCHES_AHEAD  # including the step whose batch is being taken
+    assert max(ahead) <= BATCHES_AHEAD  # counts the step whose batch is being taken, too
 
 
 @pytest.mark.parametrize("error", [ValueError("row 7"), KeyboardInterrupt()])
@@ -101,7 +101,7 @@ def test_waiting_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
 
     def make(step: int) -> Batch:
-        clock.read.wait(60)  # until the step waits
+        clock.read.wait(60)  # waits until the step waits for this batch
         clock.now += 6
         return batch(step)
 

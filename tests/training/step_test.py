@@ -41,8 +41,8 @@ from tests.tiny import (
 QUERIES, GROUP, STEPS = 8, 2, 4
 MESHES = {"1": (1, 1), "8x1": (8, 1), "4x2": (8, 2)}  # name -> (devices, fsdp)
 FAMILIES = {"dual_encoder": DUAL_ENCODER, "self_contrastive": SELF_CONTRASTIVE}
-TOLERANCE = 1e-6  # relative, of all parameters or moments: devices change the order of a sum
-LEAF_TOLERANCE = 1e-5  # of one array among them
+TOLERANCE = 1e-6  # relative error of all parameters or moments: devices change the order of a sum
+LEAF_TOLERANCE = 1e-5  # relative error of a single array
 
 
 def mesh_of(name: str) -> Any:
@@ -334,7 +334,7 @@ def test_the_moving_average_equals_torch() -> None:
 
 
 COUNT = 3
-ONE_LAYER = replace(WITHOUT_DROPOUT, num_layers=1)  # its program compiles in a third of the time
+ONE_LAYER = replace(WITHOUT_DROPOUT, num_layers=1)  # a program with one layer compiles in a third of the time
 
 
 def stacked(*seeds: int) -> Batch:

@@ -262,7 +262,7 @@ def test_a_student_run_resumes_without_teacher_in_checkpoints(
     assert (result.resumed_from, result.step) == (3, 6)
     assert final_state(tmp_path / "run", config) == final_state(whole, config)
     assert read_json(tmp_path / "run" / "data.json") == record
-    open_run(whole)  # this needs no teacher
+    open_run(whole)  # a finished run is opened without its teacher
 
 
 @pytest.mark.slow

@@ -284,7 +284,7 @@ def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
         (
             "dpr",
             {
-                "queries' ids": 6,  # one of the five queries is in two splits
+                "queries' ids": 6,  # five queries, one of them in two splits
                 "queries without judgements": 1,
                 "grades above 1": 1,
                 "judgements of what is in no training record": 1,
@@ -340,7 +340,7 @@ def test_a_parquet_file_whose_passages_have_scores_late(tmp_path: Path) -> None:
             for number, one in enumerate(originals)
         ]
         (tmp_path / "given.jsonl").write_text("\n".join(rows) + "\n")
-        if count == 1024:  # at this row, the columns are fixed
+        if count == 1024:  # the columns of the Parquet file are fixed after 1,024 rows
             with pytest.raises(DataError, match="'score'"):
                 convert(tmp_path / "given.jsonl", tmp_path / "late.parquet", "tevatron.examples")
             assert not (tmp_path / "late.parquet").exists()
@@ -460,7 +460,7 @@ def test_a_folder_is_complete_or_absent(
 ) -> None:
     """If it is killed after any file, the folder does not exist, and the same command works; an existing data set is
     not overwritten."""
-    rename, left = os.replace, [0]  # the number of renames before it is killed
+    rename, left = os.replace, [0]  # renames that are left before the process is killed
 
     def killed(one: Any, other: Any) -> None:
         left[0] -= 1

@@ -90,7 +90,7 @@ SOURCES = (
     "EvaluationSource",
     "JudgedSource",
 )
-# The same for queries, judgements, training data, rankings, and sources of any role.
+# Files below the interfaces that open queries, judgements, training data, rankings or sources of any role, and why.
 SOURCE_DOORS = {
     "data/formats/corpus.py": "a corpus that was not opened",
     "data/formats/data_source.py": "the folder of the texts of a file of ids",
@@ -462,7 +462,7 @@ def test_encoding_and_a_query_read_the_start_of_the_file_once_each(
         monkeypatch.setattr(module, name, counted)
 
     count(data_source, "read_sample")
-    count(file_sample, "_read_beginning")  # it opens the file
+    count(file_sample, "_read_beginning")  # the function that opens the file
     folder = encode_corpus(run, Corpus.open(path), "few", progress=False).folder
     assert calls == {"read_sample": 1, "_read_beginning": 1}
     calls.clear()

@@ -129,7 +129,8 @@ def test_detection_ignores_the_file_name(name: str, text: str, role: str, tmp_pa
     for path, data in {
         "a": text.encode(),
         "b.jsonl": b"\xef\xbb\xbf" + text.encode(),  # a byte order mark
-        "c.tsv": gzip.compress(text.replace("\n", "\r\n").encode()),  # without .gz, and with Windows line ends
+        # Compressed, although its name lacks .gz; Windows line ends.
+        "c.tsv": gzip.compress(text.replace("\n", "\r\n").encode()),
     }.items():
         (tmp_path / path).write_bytes(data)
         assert detect(tmp_path / path).format.name == name
@@ -142,7 +143,7 @@ def test_detection_ignores_the_file_name(name: str, text: str, role: str, tmp_pa
             "tevatron.examples",
             "tevatron.first",
             "irds.pairs",
-        ):  # their texts are missing
+        ):  # records of these formats name texts by ids, and the texts are missing here
             assert len(read(tmp_path / path, role)) >= 1
             assert read(f"{name}:{tmp_path / path}", role) == read(tmp_path / path, role)
 
@@ -843,7 +844,7 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
     with_header.write_text(table(*lines))
     without.write_text(table(*lines[1:]))
     assert detect(with_header, role).format == detect(without, role).format
-    if detect(without, role).format.name == "msmarco.named":  # its texts are not in the file
+    if detect(without, role).format.name == "msmarco.named":  # the format has ids, and the texts are in other files
         write_beir(tmp_path, [Passage("p1", "x"), Passage("p2", "y")], [Query("q1", "a")], {})
     policy = Policy()
     readers: dict[str, Callable[[Path], Any]] = {

@@ -622,7 +622,7 @@ def test_writers_refuse_what_readers_refuse(tmp_path: Path) -> None:
     for attempt in attempts:
         with pytest.raises(DataError):
             attempt()
-    assert not list(tmp_path.glob("a.*"))  # no part of a file is left
+    assert not list(tmp_path.glob("a.*"))  # the failed writers leave no part of a file
 
 
 def test_errors_of_missing_files_list_existing_ones(folder: Path) -> None:
@@ -704,7 +704,7 @@ def test_scan_agrees_with_reading_and_names_all_lines(tmp_path: Path) -> None:
         with_scan == list(Corpus.open(path).read(policy)) == [Passage("a", "0"), Passage("b", "1"), Passage("c", "3")]
     )
     assert scan.passages == len(with_scan)
-    assert policy.skip_counts == {"duplicate id": 3}  # the same locations, however often they are read
+    assert policy.skip_counts == {"duplicate id": 3}  # records that are read twice are counted once
 
 
 def test_scan_tells_equal_hashes_from_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -784,7 +784,8 @@ def test_the_search_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatc
         Corpus.open(path).scan()
     assert read[len(ids) :] == ["a", "b", "a"]
     read.clear()
-    assert len(Corpus.open(path).scan(Policy("skip")).duplicates) == 501  # control: a policy that needs all of them
+    # Control: with "skip", the scan needs all repeated ids.
+    assert len(Corpus.open(path).scan(Policy("skip")).duplicates) == 501
     assert len(read) == 2 * len(ids)
 
 

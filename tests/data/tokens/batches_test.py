@@ -87,7 +87,7 @@ def test_slots_added_for_devices_are_empty(data: TrainingSet, part: tuple[int, i
 
 def test_a_batch_depends_only_on_seeds_and_step(data: TrainingSet) -> None:
     again = replace(PLAN)
-    for step in (7, 0, 3, 7):  # in any order
+    for step in (7, 0, 3, 7):  # batches are made in any order
         assert same(PLAN.training_batch(data, step), again.training_batch(data, step))
     assert not same(PLAN.training_batch(data, 0), PLAN.training_batch(data, 1))
 
@@ -109,7 +109,8 @@ def test_the_stream_does_not_depend_on_the_batch_size() -> None:
 
 
 def test_each_seed_changes_only_its_part(data: TrainingSet) -> None:
-    whole = replace(PLAN, batch_size=EXAMPLES)  # all examples, so that some pools have a choice
+    # A batch of all examples, so that some queries have more negatives than slots.
+    whole = replace(PLAN, batch_size=EXAMPLES)
     examples, passages = whole.batch_examples(0, EXAMPLES), whole.passage_rows(data, np.arange(EXAMPLES), 0)
     other_negatives, other_data = replace(whole, negatives_seed=3), replace(whole, data_seed=3)
     assert np.array_equal(other_negatives.batch_examples(0, EXAMPLES), examples)
@@ -130,7 +131,8 @@ def test_negatives_are_drawn_without_replacement_from_the_pool(data: TrainingSet
             assert set(real) <= set(pool)
             assert (row[len(real) :] == -1).all()
         if len(pool) == 9:
-            assert set(drawn[:, i, 1:].ravel().tolist()) == set(pool)  # all of the pool in the course of the steps
+            # Over the steps, every negative of the pool is drawn.
+            assert set(drawn[:, i, 1:].ravel().tolist()) == set(pool)
 
 
 def test_validation_takes_the_first_negatives(data: TrainingSet) -> None:

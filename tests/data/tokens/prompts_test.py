@@ -45,7 +45,7 @@ def test_tokens_task_replaces_the_default_task() -> None:
     own = read_prompts(make_config({"tokens.query_prompt": "{task}: ", "tokens.task": "Find a claim:"}))
     assert fill_task(own.query, own.task) == "Find a claim: "  # LLM2Vec, too, adds only a missing colon
     same = {"tokens.prompts": "qwen3", "tokens.query_prompt": f"Instruct: {WEB_SEARCH}\nQuery:"}
-    assert read_prompts(make_config(same)) == PRESETS["qwen3"]  # as in a sentence-transformers directory
+    assert read_prompts(make_config(same)) == PRESETS["qwen3"]  # a sentence-transformers directory sets both keys, too
     assert read_prompts(make_config(same | {"tokens.task": "Find a claim"})) == prompts
 
 

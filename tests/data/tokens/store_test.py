@@ -202,7 +202,7 @@ def test_one_process_makes_the_store_and_others_wait(origin: StoreOrigin, tmp_pa
 
     def log(line: str) -> None:
         said.append(line)
-        go.set()  # the other process waits
+        go.set()  # the message says that this process waits for the other one
 
     first = threading.Thread(target=open_or_make_store, args=(origin, tmp_path / "stores", slowly, quiet))
     first.start()
@@ -243,7 +243,7 @@ def test_a_process_that_lost_its_lease_waits_for_the_new_owner(origin: StoreOrig
     root, calls = tmp_path / "stores", [None]
 
     def slept(writer: ColumnWriter) -> dict[str, Any]:
-        calls.pop()  # an error in the second call
+        calls.pop()  # a second call raises IndexError
         writer.array("table", np.zeros(2))
         owner = next(root.glob(".lease-*/*/owner.json"))
         owner.write_text(json.dumps({"host": "another-host"}))

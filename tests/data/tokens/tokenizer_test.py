@@ -172,7 +172,8 @@ def test_a_tokenizer_without_end_token(tmp_path: Path) -> None:
     del settings["sep_token"]
     write_json(folder / "tokenizer_config.json", settings)
     rules = read_json(folder / "tokenizer.json")
-    write_json(folder / "tokenizer.json", rules | {"post_processor": None})  # this would append the end token
+    # The post-processor would append the end token.
+    write_json(folder / "tokenizer.json", rules | {"post_processor": None})
     with pytest.raises(ValueError, match=r"lacks \[SEP\].*'sep': None"):
         TextTokenizer.load(folder, 8, 8)
 
@@ -221,7 +222,7 @@ def fully(tokenizer: TextTokenizer, passage: Passage, limit: int) -> list[int]:
 
 @pytest.mark.table
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "minilm"])
-@pytest.mark.parametrize("characters", [1, 32])  # with 1, most texts need more than the first part
+@pytest.mark.parametrize("characters", [1, 32])  # size of the first part; with 1, most texts need more than this part
 def test_ids_equal_those_of_the_whole_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, kind: str, characters: int
 ) -> None:
@@ -269,7 +270,7 @@ def test_only_the_beginning_of_a_long_text_is_tokenized(encoder: Path, monkeypat
     assert max(longest) == 5000
     assert str(cut).startswith("2 passages: 50.0% cut at 16 tokens, about 99.")
     assert cut.estimated == 2
-    assert 19_000 < cut.tokens < 21_000  # 20,002 and 3 tokens
+    assert 19_000 < cut.tokens < 21_000  # the texts have 20,002 and 3 tokens
 
 
 def test_long_texts_are_streamed() -> None:

@@ -21,7 +21,7 @@ REFERENCED = (
     "train.teacher",
     "validation.corpus",
 )
-BY_THE_DATA = ("data.dev", "data.negatives_run", "data.train")  # they are separate inputs of the steps
+BY_THE_DATA = ("data.dev", "data.negatives_run", "data.train")  # steps take these files as separate inputs
 NO_INPUT = (  # values that are not paths, and paths that change no result
     "data.store",
     "encoder.direction",

@@ -578,7 +578,7 @@ def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> Non
         raise AssertionError
 
     whole = shards["b"].read_bytes()
-    shards["b"].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # its size is right
+    shards["b"].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # one bit is flipped, and the size is unchanged
     with pytest.raises(ShardError, match=r"damaged (.*\n)*Run .*b"):
         recipe._run_step("b.search", 1, search)
     assert (tmp_path / "done" / "a.encode.json").exists()

@@ -131,7 +131,7 @@ def test_a_killed_export_continues(runs: RunsByKind, whole: Path, before: str, t
     assert sorted(p.name for p in (out / "_journal").iterdir()) == [*(f"0000{n}.json" for n in range(3)), "begun.json"]
     times = {p.name: p.stat().st_mtime_ns for p in out.glob("part-0000[012].parquet")}
     export(workdir.path, "parquet", out)
-    assert {name: (out / name).stat().st_mtime_ns for name in times} == times  # they were not written again
+    assert {name: (out / name).stat().st_mtime_ns for name in times} == times  # finished files are not written again
     expected, actual = contents(whole), contents(out)
     # The same command again writes nothing.
     assert export(workdir.path, "parquet", out).startswith(f"{out}: {ROWS} passages")

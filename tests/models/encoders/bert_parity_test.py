@@ -183,7 +183,7 @@ def test_bfloat16_stays_near_float32() -> None:
         traced = encode.trace(config, params, tokens, dtype=dtype)
         program = traced.lower(lowering_platforms=("tpu",)).as_text()
         products = [line for line in program.splitlines() if "stablehlo.dot_general" in line]
-        assert len(products) == 8  # query, key, value, scores, mix, output, two dense
+        assert len(products) == 8  # attention: query, key, value, scores, mix, output; two dense layers
         operands = [line.split(" : (")[1].split(") -> ")[0] for line in products]
         assert {"xf32>" in pair for pair in operands} == {wide}
 

@@ -119,7 +119,8 @@ def test_modernbert_golden_values(tmp_path: Path) -> None:
     np.testing.assert_allclose(states[-1, 1, 6, :3], [-1.017393, -1.542853, -0.222703], atol=2e-6)
     np.testing.assert_allclose(states[1, 0, 0, :3], [-0.736101, 0.787793, 2.155575], atol=2e-6)
     wider = encode(dataclasses.replace(config, local_window=6), params, tokens).states
-    np.testing.assert_allclose(wider[-1, 0, 0, 0], -0.827859, atol=2e-6)  # control: one more token each way
+    # Control: a window with one more token on each side.
+    np.testing.assert_allclose(wider[-1, 0, 0, 0], -0.827859, atol=2e-6)
 
 
 def test_modernbert_states_below_the_last_are_raw_unless_normalized(tmp_path: Path) -> None:
@@ -209,16 +210,18 @@ def test_every_encoder_implements_the_protocol(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "roberta", "xlm-roberta"])
 def test_prefix_slots_are_at_the_first_position(kind: str) -> None:
     config, params, tokens = loaded(kind)
-    tokens = jax.tree.map(lambda x: x[:1], tokens)  # the full row
+    tokens = jax.tree.map(lambda x: x[:1], tokens)  # row 0, which has no padding
     plain = encode(config, params, tokens).states
     same = encode(config, params, tokens, prefix=tokens.ids[0, :1])
-    np.testing.assert_allclose(same.states, plain, atol=1e-5)  # one slot with the embedding of the first token
+    # A single slot with the first token's embedding changes nothing.
+    np.testing.assert_allclose(same.states, plain, atol=1e-5)
     twice = encode(config, params, tokens, prefix=jnp.repeat(tokens.ids[0, :1], 2))
     assert twice.states.shape[2] == twice.mask.shape[1] == plain.shape[2] + 1
     np.testing.assert_allclose(twice.states[:, :, 0], twice.states[:, :, 1], atol=1e-5)  # the two slots are equal
     # The positions of the text have not moved.
     np.testing.assert_allclose(twice.states[0, :, 2:], plain[0, :, 1:], atol=1e-5)
-    assert np.abs(twice.states[-1, :, 2:] - plain[-1, :, 1:]).max() > 1e-4  # but the text sees both slots
+    # The text attends to both slots, so its states change.
+    assert np.abs(twice.states[-1, :, 2:] - plain[-1, :, 1:]).max() > 1e-4
     words = make_encoder(config).apply({"params": params}, method=lambda module: module.word_table)
     by_vector = encode(config, params, tokens, prefix=words[tokens.ids[0, :1]])
     np.testing.assert_allclose(by_vector.states, plain, atol=1e-5)
@@ -240,7 +243,7 @@ def test_modernbert_windows_follow_positions_not_slots(tmp_path: Path) -> None:
     slots = jax.random.normal(jax.random.key(0), (3, 16))
     gradient = np.abs(jax.jacobian(states)(slots)).max(axis=-1)  # [places, slots]
     assert gradient.shape == (16, 3)
-    places = [0, 1, 2, 3, 4]  # the slots, and positions 1 and 2
+    places = [0, 1, 2, 3, 4]  # the three slots, and positions 1 and 2 of the text
     assert gradient[places].min() > 1e-6
     assert gradient[5:].max() == 0
 
@@ -354,7 +357,7 @@ def test_modernbert_drops_where_transformers_does() -> None:
     rates = {"attention_dropout": 0.5, "mlp_dropout": 0.0, "embedding_dropout": 0.0}
     encoder = make_encoder(dataclasses.replace(config, **rates))
     silent = {**params, "layers": {**params["layers"], "narrow": {"kernel": 0 * params["layers"]["narrow"]["kernel"]}}}
-    alone = Tokens(tokens.ids[:, :1], tokens.mask[:, :1])  # with one key, each weight is one or dropped
+    alone = Tokens(tokens.ids[:, :1], tokens.mask[:, :1])  # with a single key, an attention weight is 1 or dropped
 
     def written(**options: Any) -> np.ndarray:
         """Return the sum that attention adds in layer 0."""
@@ -364,7 +367,8 @@ def test_modernbert_drops_where_transformers_does() -> None:
     plain, dropped = written(), written(train=True, rngs={"dropout": jax.random.key(0)})
     assert 0.4 < (np.abs(dropped) < 1e-6).mean() < 0.7  # single numbers of attention's output
     kept = np.abs(dropped) > 1e-6
-    assert np.abs(dropped[kept] - 2 * plain[kept]).max() > 1e-2  # and whole heads, when the weight was dropped
+    # Control: a dropped attention weight removes a whole head.
+    assert np.abs(dropped[kept] - 2 * plain[kept]).max() > 1e-2
 
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -184,7 +184,7 @@ def test_a_step_on_several_devices(
     [
         (tiny.DUAL_ENCODER | {"head.token": "last"}, tiny.LLAMA),
         (tiny.DUAL_ENCODER | {"head.token": "mean"}, dataclasses.replace(tiny.GEMMA, causal=False)),
-        (tiny.MVR, tiny.MODERNBERT),  # its first tokens share a position
+        (tiny.MVR, tiny.MODERNBERT),  # MVR's viewers share a position
     ],
     ids=["llama", "gemma", "modernbert"],
 )

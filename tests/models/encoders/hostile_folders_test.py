@@ -313,7 +313,7 @@ def test_weights_that_are_not_a_file(make: Callable[[Path], None], tmp_path: Pat
     [
         ([normalizers.BertNormalizer()], 1),
         ([normalizers.NFKC(), normalizers.Lowercase(), normalizers.StripAccents()], 1),
-        # These are of ALBERT and of XLM-R.
+        # Rules of ALBERT and of XLM-R.
         ([normalizers.Replace("``", '"'), normalizers.Replace(Regex(" {2,}"), " ")], 1),
         ([normalizers.Replace(Regex("a?"), "bb")], 3),
         ([normalizers.Replace(Regex("(?<=a)"), "bb")], 3),

@@ -17,7 +17,7 @@ SHAPES = {  # the operands of products, with as many rows as a training batch ha
     "abi,io->abo": ((4, 32, 64), (64, 16)),  # a dense layer that narrows
     "abi,io->abo wide": ((4, 32, 16), (16, 64)),
     "bhqw,bhkw->bhqk": ((2, 3, 64, 16), (2, 3, 64, 16)),  # attention's scores
-    "bhqk,bhkw->bhqw": ((2, 3, 64, 64), (2, 3, 64, 16)),  # and its weighted sum
+    "bhqk,bhkw->bhqw": ((2, 3, 64, 64), (2, 3, 64, 16)),  # attention's weighted sum
     "bhgqk,bhkw->bhgqw": ((2, 2, 3, 64, 64), (2, 2, 64, 16)),  # a weighted sum if heads share keys
     "ah,vh->av": ((8, 16), (50, 16)),  # logits of words
 }

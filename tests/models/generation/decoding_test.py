@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 
 VOCABULARY, LENGTH = 60, 14
 KINDS = {"tied": "relu", "untied": "gated-gelu"}  # T5 v1.0; v1.1 and Flan-T5
-TOLERANCE = 1e-4  # of the largest logit
+TOLERANCE = 1e-4  # allowed error, relative to the largest logit
 
 
 def make_original(kind: str, end_id: int = 1) -> Any:

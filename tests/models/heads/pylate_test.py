@@ -86,7 +86,8 @@ def test_keys_set_by_a_pylate_directory(tmp_path: Path) -> None:
     assert resolve_encoder(str(folder)) == folder
     config = get_config()
     config.head.name = "colbert"
-    adopted, message = apply_settings(config, json.loads(json.dumps(SAID)), "there")  # as it is read from stated.json
+    # In the form in which stated.json has it.
+    adopted, message = apply_settings(config, json.loads(json.dumps(SAID)), "there")
     assert adopted.head.colbert.skiplist == (1, 9, 77)
     assert adopted.tokens.passage_length == 24
     assert len(message) == 11

@@ -236,7 +236,8 @@ def test_flipped_bytes_and_killed_builds_are_detected(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="does not exist"):
         open_faiss_index(encoded_corpus, place.name)
     (place / "manifest.json").unlink()
-    path.write_bytes(good[: len(good) // 2])  # as if a job was killed before it wrote the manifest
+    # Half a file, as a job leaves it that was killed before it wrote the manifest.
+    path.write_bytes(good[: len(good) // 2])
     with pytest.raises(FileNotFoundError, match="has no index"):
         open_faiss_index(encoded_corpus, place.name)
     built(encoded_corpus, "IVF8,Flat")

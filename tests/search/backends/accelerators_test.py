@@ -252,7 +252,7 @@ def test_vectors_that_fit_stay_on_the_devices(
     """The devices have their own memory, with room for 1,700 rows in int8 and for fewer in float32."""
     queries, passages = texts
     backend = select_backend("xla", precision="int8")
-    monkeypatch.setattr(Xla, "free", 1700 * (16 + 12))  # up to a sixteenth may be padding
+    monkeypatch.setattr(Xla, "free", 1700 * (16 + 12))  # room for the rows and up to a sixteenth of padding
     stored = Named([passages[:400], passages[400:]])
     assert streaming.fits_devices(stored, backend)
     assert not streaming.fits_devices(stored, select_backend("xla"))

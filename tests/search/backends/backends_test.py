@@ -192,7 +192,7 @@ def test_gpu_backend_calls_and_limit(n: int, n_vectors: int, k: int, gpus: int) 
     result = backend.load(vectors)(queries, k)
     exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
     for row, passages, scores, bound in zip(exact, result.rows, result.scores, result.bound, strict=True):
-        row[passages[scores > -np.inf]] = -np.inf  # the rest was not returned
+        row[passages[scores > -np.inf]] = -np.inf  # leaves the passages that were not returned
         assert row.max() <= bound + 1e-5
     assert (result.bound > -np.inf).all()  # some rows were cut, by k or by the limit of 2048 rows
 

@@ -33,8 +33,8 @@ from tests.tiny import (
 
 QUERIES = 4
 FAMILIES = {"self_contrastive": SELF_CONTRASTIVE, "scalar_mix": SCALAR_MIX}
-TOLERANCE = 1e-6  # relative, of the whole gradient: chunks change the order of a sum
-LEAF_TOLERANCE = 1e-5  # of one parameter's gradient, whose sums may nearly cancel
+TOLERANCE = 1e-6  # relative error of the whole gradient: chunks change the order of a sum
+LEAF_TOLERANCE = 1e-5  # relative error of one parameter's gradient, whose sums may nearly cancel
 
 
 def test_join_undoes_split() -> None:

@@ -60,7 +60,7 @@ def test_whole_words_up_to_the_budget_and_never_markers() -> None:
     draws = draw_hidden(words, 5, np.random.default_rng(1), count=2000)
     for draw in draws[:200]:
         for word in range(words.max() + 1):
-            assert len(set(draw[words == word])) == 1  # all tokens of a word, or none
+            assert len(set(draw[words == word])) == 1  # all tokens of a word are hidden, or none
     assert not draws[:, [0, -1]].any()
     counts = draws.sum(axis=1)
     assert counts.max() == 5
@@ -95,7 +95,7 @@ def test_rows_of_the_decoder() -> None:
     for i, row in enumerate(seen):
         for word in range(words.max() + 1):
             own = (words == word) & (np.arange(len(words)) != i)
-            assert len(set(row[own])) <= 1  # the same for all tokens of a word
+            assert len(set(row[own])) <= 1  # all other tokens of a word are treated alike
     assert masking_budget(0.5, len(words)) == 8
     assert ((~others).sum(axis=1) <= 8).all()
     assert (~others).sum(axis=1).mean() > 5
@@ -154,7 +154,7 @@ def test_a_batch_depends_only_on_seeds_and_number(decoder: bool) -> None:
     assert joined[0].tolist() == whole.positions.tolist()  # each process makes its own rows
     assert joined[1].tolist() == whole.labels.tolist()
     for other in (make(decoder=decoder, mask_seed=2)(3), make(decoder=decoder, data_seed=2)(3), batches(4)):
-        assert leaves(other) != leaves(whole)  # controls
+        assert leaves(other) != leaves(whole)  # control: another seed or number gives another batch
     again = batches(3 + 17)  # 17 spans: five epochs later, the same numbers of the stream, but other masks
     assert leaves(again) != leaves(whole)
 
@@ -195,7 +195,7 @@ def test_pairs_are_two_spans_of_one_document() -> None:
         assert (of[:, 0] == of[:, 1]).all()
         assert (spans[:, 0] != spans[:, 1]).all()
         drawn |= {tuple(sorted(pair)) for pair in spans[of[:, 0] == 6]}
-    assert len(drawn) > 5  # from the long document, new pairs are drawn each time
+    assert len(drawn) > 5  # the spans of the long document form new pairs in every epoch
 
 
 def test_word_starts_are_read_from_the_tokenizer(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of coCondenser from scratch. Every key that the task allows is read."""
     workdir = tmp_path_factory.mktemp("run") / "cocondenser"
-    # As the other methods do by default.
+    # The head's rate equals that of all parameters, so nothing changes, but optimizer.head_parameters is read.
     config = config_of(data, pretraining__method="cocondenser", optimizer__head_learning_rate=1e-2)
     with config.unlocked():
         config.pretraining.added = 1  # control: a key that nothing reads
@@ -223,7 +223,7 @@ def test_a_head_of_the_same_shapes_is_reused(run: Path, data: Path, tmp_path: Pa
     for other in ({"pretraining__head_layers": 2}, {"pretraining__method": "retromae"}, {"pretraining__method": "mlm"}):
         assert (
             make_pretrainer(config_of(data, **{**more, **other}), shapes).stored_head(run / "model") == {}
-        )  # controls
+        )  # control: heads of other forms do not read the file
 
 
 PAPERS: dict[str, tuple[Any, ...]] = {  # method, rate, batch, tokens, masks, epochs, warm-up, weight decay
