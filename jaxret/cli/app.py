@@ -162,7 +162,7 @@ def silence_libraries() -> None:
     """
     if not _debugging():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # transformers advises to install PyTorch
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in _VERBOSE_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # jaxret reports the errors itself
@@ -248,7 +248,8 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         be_quiet()
     if _PROMETHEUS.value:
         start_metrics_file(_PROMETHEUS.value, module.__name__.rpartition(".")[2].replace("_", " "))
-    if any(re.search(r"\b(gs|s3)://", argument) for argument in arguments):  # also within FORMAT:gs://...
+    # An address may follow a format, as in FORMAT:gs://...
+    if any(re.search(r"\b(gs|s3)://", argument) for argument in arguments):
         sys.stdout, sys.stderr = _AddressStream(sys.stdout), _AddressStream(sys.stderr)
         show_texts_by(_with_addresses)
     positional = _fetch_addresses(module, positional)
@@ -394,7 +395,7 @@ def _with_config(arguments: list[str]) -> list[str]:
     unknown keys; ml_collections would show a traceback."""
     words: list[str] = []
     for argument in arguments:
-        if words and words[-1] in ("-config", "--config"):  # its value is the next argument
+        if words and words[-1] in ("-config", "--config"):  # the value of the flag is the next argument
             words[-1] = f"--config={argument}"
         else:
             words.append(argument)

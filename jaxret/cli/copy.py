@@ -18,7 +18,7 @@ _VERIFY = flags.DEFINE_bool(
 )
 
 ARGUMENTS = {"SRC": "folder, or gs:// or s3:// address of one", "DST": "folder, or gs:// or s3:// address of one"}
-OPENS_ADDRESSES = True  # they are not working copies
+OPENS_ADDRESSES = True  # the verb reads addresses itself, without working copies
 
 
 def main(source: str, destination: str) -> None:

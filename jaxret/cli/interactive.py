@@ -33,9 +33,8 @@ def interact(searcher: Searcher, k: int) -> None:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
         except Exception as error:
-            if isinstance(error, BrokenPipeError) or not describe_error(
-                error
-            ):  # the output is closed, or the error is unexpected
+            # If the output is closed, or the error is unexpected, the session ends.
+            if isinstance(error, BrokenPipeError) or not describe_error(error):
                 raise
             print(f"error: {describe_error(error)}", file=sys.stderr)
             emit("error", message=describe_error(error), status=0)
@@ -70,5 +69,6 @@ def warm_up(searcher: Searcher, k: int) -> None:
     texts."""
     lengths = range(1, min(searcher.run.tokenizer.query_length, _WARM_LENGTH))
     first = searcher.warm_up([Query("", "? " * length) for length in lengths], k)
-    with contextlib.suppress(FileNotFoundError, ContractError, ShardError):  # each answer reports the error
+    # A missing text is reported with each answer.
+    with contextlib.suppress(FileNotFoundError, ContractError, ShardError):
         searcher.texts.read(set(first))

@@ -189,7 +189,9 @@ def get_config() -> ConfigDict:
     # Rankings for the training queries of a folder with judgements: ranked passages that are not judged relevant are
     # the hard negatives.
     config.data.negatives_run = ""
-    config.data.dev_negatives_run = ""  # the same for data.dev; a reranker ranks the relevant passages among these
+    # Rankings for the queries of data.dev, used like data.negatives_run. A reranker ranks the relevant passages among
+    # the ranked ones.
+    config.data.dev_negatives_run = ""
     # Rankings with a teacher's scores, for loss.kl and loss.margin_mse, matched by ids; `jaxret rerank` writes such
     # files. "": the scores in data.train.
     config.data.teacher_run = ""
@@ -203,7 +205,7 @@ def get_config() -> ConfigDict:
 
     config.loss = ConfigDict()  # The terms of the loss, which are added (docs/training.md).
     config.loss.temperature = 1.0  # scores are divided by it: 1 for raw inner products, about 0.05 for cosines
-    config.loss.local_temperature = 1.0  # the same for the local term: the softmax over the vectors of one passage
+    config.loss.local_temperature = 1.0  # temperature of the local term: the softmax over the vectors of one passage
     config.loss.local_weight = 0.0  # weight (lambda) of the local term, which self_contrastive pooling and MVR have
     # Annealing: both temperatures are multiplied by max(annealing_floor, exp(-annealing_rate * epoch)), from epoch 0.
     # 0: off.
@@ -253,7 +255,7 @@ def get_config() -> ConfigDict:
     config.loss.sparsity.query = 0.0  # weight of the penalty on queries
     config.loss.sparsity.passage = 0.0  # weight of the penalty on passages
     config.loss.sparsity.query_norm = "flops"  # penalty; flops: sum_j (mean_i |w_ij|)^2; l1: mean_i sum_j |w_ij|
-    config.loss.sparsity.passage_norm = "flops"  # the same for passages
+    config.loss.sparsity.passage_norm = "flops"  # penalty on passages, flops or l1
     # Number of first steps in which both weights rise quadratically from 0; a third of all steps is usual. 0: constant
     # weights.
     config.loss.sparsity.steps = 0

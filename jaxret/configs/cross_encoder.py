@@ -15,7 +15,7 @@ def get_config(encoder: str = "bert") -> ConfigDict:
     require_suffix("cross_encoder.py", encoder, SUFFIXES)
     config = base()
     config.task = "reranking"
-    config.encoder.tied = True  # there is one encoder
+    config.encoder.tied = True  # a cross-encoder has one encoder, for both sides
     config.tokens.query_length = 32
     config.tokens.passage_length = 480  # with the query, all of BERT's 512 positions
     config.tokens.title_separator = " "

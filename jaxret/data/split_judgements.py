@@ -21,8 +21,8 @@ class JudgementSets(NamedTuple):
     """Judgements of three groups of queries, by whether their relevant passages also have training queries."""
 
     set0: list[Judgement]  # no relevant passage of the query has a training query
-    set1: list[Judgement]  # all relevant passages have training queries
-    remainder: list[Judgement]  # some relevant passages have training queries
+    set1: list[Judgement]  # all relevant passages of the query have training queries
+    remainder: list[Judgement]  # some but not all relevant passages of the query have training queries
 
 
 def split_by_training(judgements: Iterable[Judgement], training_passages: set[str]) -> JudgementSets:

@@ -57,8 +57,8 @@ class SystemComparison:
 
     systems: tuple[str, ...]  # names; the first system is the baseline
     measures: tuple[str, ...]  # names, such as "nDCG@10"
-    scores: tuple[Score, ...]  # one for each system and measure
-    tests: tuple[SystemTest, ...]  # one for each system except the baseline and each measure with two queries or more
+    scores: tuple[Score, ...]  # a score for each system and measure
+    tests: tuple[SystemTest, ...]  # a test for each system but the baseline, and each measure with two queries or more
     queries: Mapping[str, int]  # measure -> number of queries that have a value
     resamples: int  # largest number of sign vectors in the randomization test
 

@@ -242,7 +242,7 @@ def read_result(location: str, data: str) -> RunResult:
         data={
             **dataset["sha256"],
             "corpus": provenance["corpus"]["sha256"],
-            "filter": sorted(search.get("filter", [])),  # their order has no meaning
+            "filter": sorted(search.get("filter", [])),  # the order of filters has no meaning
             "approximate": _approximation(search),
             "self_matches": dataset["self_matches"],
             "match": dataset.get("match", "string"),

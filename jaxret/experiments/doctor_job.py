@@ -57,9 +57,8 @@ def checks_of_request(
     encoder = run.encoder if workdir and run.config.exists() else None
     if config is None and encoder:
         config = stored_config(run)
-    wrong_platform = (
-        check_platform(config) if config else None
-    )  # it may exclude devices, so it comes before `check_backend`
+    # The config may exclude devices, so its platform is checked before `check_backend`.
+    wrong_platform = check_platform(config) if config else None
     no_devices = check_backend()
     yield from checks_of_machine(workdir, coordinator)
     address = shown_path(workdir)

@@ -61,7 +61,7 @@ class FuseJob:
     def source(self) -> EvaluationSource | None:
         """The queries of the evaluation and their judgements; None without queries. Raises DataError if a source is
         missing."""
-        from jaxret.experiments.evaluation_queries import EvaluationSource  # it imports all formats
+        from jaxret.experiments.evaluation_queries import EvaluationSource  # slow: it imports all formats
 
         return EvaluationSource.open(self.queries, self.qrels, self.split) if self.queries else None
 
@@ -84,6 +84,6 @@ class FuseJob:
 
 
 def _open_rankings(files: Sequence[str]) -> tuple[RankingSource, ...]:
-    from jaxret.data.formats.rankings import RankingSource  # it imports all formats
+    from jaxret.data.formats.rankings import RankingSource  # slow: it imports all formats
 
     return tuple(map(RankingSource.open, files))

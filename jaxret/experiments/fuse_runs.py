@@ -79,7 +79,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     weights, tuning_record = _given_weights(job), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
     evaluation_queries = read_evaluation_queries(job.source, Policy())
-    # Also read before the systems are opened.
+    # A mistake in these queries is reported before the systems are opened, which takes longer.
     tune_queries = read_evaluation_queries(tuning, Policy()) if tuning else None
     parts = open_systems(job.runs, job.encoded_name)
     systems: list[ScoringSystem] = [part.system for part in parts]

@@ -70,7 +70,7 @@ class RerankRequest:
     @cached_property
     def source(self) -> EvaluationSource:
         """The queries of the run, and judgements for its evaluation. Raises DataError if they are missing."""
-        from jaxret.experiments.evaluation_queries import EvaluationSource  # it imports all formats
+        from jaxret.experiments.evaluation_queries import EvaluationSource  # slow: it imports all formats
 
         return EvaluationSource.open(self.queries, self.qrels, self.split or "test")
 

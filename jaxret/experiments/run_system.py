@@ -38,5 +38,5 @@ def run_system(
     run = open_run(workdir)
     encode_corpus(run, corpus)
     evaluation = search_files(run, source, EvaluationOptions(measures=tuple(measures)))
-    assert evaluation is not None  # it is None only without judgements
+    assert evaluation is not None  # `search_files` returns None only without judgements
     return evaluation

@@ -66,7 +66,7 @@ def search_files(
     searcher = open_searcher(run, corpus_folder(run.workdir, encoded_name), options, many=evaluation.latency != 0)
     for count in evaluation.latency_passages:
         searcher.require_first(count)
-    if evaluation.dpr_results:  # they contain texts, whose errors are raised before the search
+    if evaluation.dpr_results:  # the results contain texts; missing texts are an error before the search
         searcher.group.agree_on(lambda: searcher.texts.read(()) if searcher.group.leads else None)
     outcome = search_queries(searcher, plan, progress)
     if not searcher.group.leads:

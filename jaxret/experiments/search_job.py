@@ -102,7 +102,7 @@ class SearchJob:
     @cached_property
     def source(self) -> EvaluationSource:
         """The queries and judgements. Raises DataError if they are missing."""
-        from jaxret.experiments.evaluation_queries import EvaluationSource  # it imports all formats
+        from jaxret.experiments.evaluation_queries import EvaluationSource  # slow: it imports all formats
 
         return EvaluationSource.open(self.queries, self.qrels, self.split)
 

@@ -99,7 +99,7 @@ def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) 
     params = run.params["encoder" if run.config.encoder.tied else f"{side}_encoder"]
     pooler = load_file(run.workdir.pooler) if run.workdir.pooler.is_file() else {}
     save_pretrained(folder, run.model.module.config, params, pooler)
-    if all_layers:  # without it, a mean over layers would silently be the last layer
+    if all_layers:  # without this key, a mean over layers would silently be the last layer
         write_json(folder / "config.json", read_json(folder / "config.json") | {"output_hidden_states": True})
     write_tokenizer(run, side, folder)
 

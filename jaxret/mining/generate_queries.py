@@ -168,9 +168,8 @@ class GenerationJob:
                 if any(self.leases.is_free(f"part-{number}") for number in missing_numbers):  # else not read
                     self.generate(parts, missing_numbers, bar)
                 self.leases.refresh()
-                if self.parts_written == parts_before and any(
-                    not path.exists() for path in parts
-                ):  # other jobs have the missing parts
+                # If this job wrote nothing, other jobs have the missing parts.
+                if self.parts_written == parts_before and any(not path.exists() for path in parts):
                     if not has_waited:
                         print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
                     has_waited = True

@@ -118,7 +118,7 @@ def mine_negatives(job: MiningJob) -> MiningResult:
     policy, path = Policy(job.on_error), Path(job.out)
     require_settings(job)
     require_writable(path.parent)
-    for data in job.concat:  # its records are written hours later, after the mined ones; a bad record is an error now
+    for data in job.concat:  # its records are written after the mined ones, hours later; a bad one is an error now
         deque(read_concatenated(data, job.settings.keep, Policy(job.on_error)), maxlen=0)
     questions = _read_queries(job, policy)
     check_answers((entry.query for entry in questions.queries), job.settings.match)

@@ -47,9 +47,8 @@ class NegativePool(Protocol):
     """A source of hard negatives."""
 
     name: str
-    has_bound: (
-        bool | None
-    )  # whether scores are at most 1 (cosines), so that a share of a score is meaningful; None: unknown
+    # Whether scores are at most 1 (cosines), so that a share of a score is meaningful; None: unknown.
+    has_bound: bool | None
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
         """Rank `depth` passages for each query, and score its positives (ids)."""

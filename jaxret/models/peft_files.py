@@ -35,7 +35,7 @@ ADAPTER_ONLY: dict[str, tuple[Any, ...]] = {
     "fan_in_fan_out": (False, None),
     "use_dora": (False, None),
     "lora_bias": (False, None),
-    "init_lora_weights": (True, False, None, "gaussian"),  # other values change the base
+    "init_lora_weights": (True, False, None, "gaussian"),  # with other values, PEFT changes the weights of the base
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
     **dict.fromkeys(("modules_to_save", "layer_replication"), (None, [])),
     **dict.fromkeys(("target_parameters", "trainable_token_indices", "alora_invocation_tokens"), (None, [])),

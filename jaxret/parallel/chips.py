@@ -194,7 +194,7 @@ class Topology:
         if self.devices == 1:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.chip.name == "v4":
-            options["chip_config_name"] = "megacore"  # without it, the two cores of a chip are two devices
+            options["chip_config_name"] = "megacore"  # without megacore, the two cores of a chip are two devices
         return options
 
 

@@ -28,7 +28,7 @@ COMPILE_SECONDS = 900  # time limit; a step of BERT-base takes half a minute on 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",  # do not ask the metadata server of a TPU VM
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # without it, a lock file ends a second process that compiles
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # without this permission, a lock file ends a second process that compiles
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
 # Platform -> modules with a compiler, one of which is enough.

@@ -174,7 +174,8 @@ def plan_training(
     if topology:
         values["memory"] = device_memory(program, topology, executable, training=True)
         traffic = 2.0 * sum(program.state.values())  # parameters and moments are read and written
-        traffic -= program.state.get("teacher", 0) + program.state.get("frozen parameters", 0)  # these are only read
+        # Teacher and frozen parameters are only read.
+        traffic -= program.state.get("teacher", 0) + program.state.get("frozen parameters", 0)
         values["lower_bound"] = lower_bound(kinds, topology, traffic, executable)
     if executable:
         values |= compiled_values(executable)
@@ -213,7 +214,8 @@ def plan_encoding(
     }
     if topology:
         values["memory"] = device_memory(program, topology, executable, training=False)
-        traffic = program.state["parameters"] / (2 if not config.encoder.tied else 1)  # only the encoder of passages
+        # Only the encoder of passages is read.
+        traffic = program.state["parameters"] / (2 if not config.encoder.tied else 1)
         values["lower_bound"] = lower_bound(kinds, topology, traffic, executable)
         values["corpus_seconds"] = values["lower_bound"]["seconds"] * math.ceil(passages / rows)
     if executable:

@@ -105,7 +105,7 @@ class Planner:
 
     def _values(self, topology: Topology | None, executable: CompiledProgram | None) -> PlanValues:
         config = self.config
-        if config.encoder.attention == "cudnn":  # its products are invisible, but equal those of plain attention
+        if config.encoder.attention == "cudnn":  # cuDNN's products are invisible, but equal those of plain attention
             config = with_changes(config, {"encoder.attention": "plain"})
         if self.verb == "encode":
             values = plan_encoding(config, self.directory, self.search.passages, topology, executable)

@@ -66,7 +66,7 @@ class Shapes:
     positives: int = 1  # largest number of known positives of a query
     pseudo: int = 0  # tokens of a pseudo-query
     packed_queries: Sequence[int] | None = None  # (rows, width) for every chunk of a device; None: not packed
-    packed_passages: Sequence[int] | None = None  # the same for passages
+    packed_passages: Sequence[int] | None = None  # (rows, width) of packed passages, in the same way
 
     def computed_tokens(self, bins: int) -> int:
         """Return the number of tokens that encoders compute for a batch in `bins` parts."""

@@ -45,7 +45,7 @@ class Workload:
     steps: int | None
     examples: int | None = None
     padded: float | None = None  # mean number of tokens of a step that encoders compute without tokens.packing
-    packed: float | None = None  # the same with tokens.packing
+    packed: float | None = None  # mean number of these tokens with tokens.packing
     real: float | None = None  # mean number of real tokens of a step
     share: float = 1.0  # work of a mean batch, relative to the work of `shapes`
     note: str = ""  # reason why a value is unknown

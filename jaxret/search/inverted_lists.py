@@ -127,7 +127,7 @@ class SparseQueries:
 class SearchableBlock(NamedTuple):
     """A block of a corpus that a backend has loaded."""
 
-    first_row: int  # its row in the corpus
+    first_row: int  # row of the block's first passage in the corpus
     rows: int  # number of rows
     search: SparseBlockSearch
     largest_norm: float  # upper bound of the norms of the passages

@@ -27,7 +27,7 @@ ONE_THREAD = 2**18
 class VectorLists:
     """Queries with several float32 vectors, for shards of lists of vectors (`query_vectors.QueryVectors`)."""
 
-    pairs_a_thread = 2**20  # so many pairs, because BLAS has its own threads
+    pairs_a_thread = 2**20  # many, because BLAS has its own threads
 
     def __init__(self, vectors: Ragged) -> None:
         self.vectors = vectors

@@ -127,7 +127,8 @@ class DeviceThread:
                     count_added = min(share, free, work.left - batch.get(work, 0))
                     batch[work] = batch.get(work, 0) + count_added
                     free -= count_added
-            for work in [work for work, count in batch.items() if count]:  # the rest is queued after the others
+            # The rest of this work waits behind the other work.
+            for work in [work for work, count in batch.items() if count]:
                 self._queue.remove(work)
                 self._queue.append(work)
             return [(work, count) for work, count in batch.items() if count]

@@ -144,7 +144,7 @@ class ServedRetriever:
             raise ContractError(str(error)) from error
         if searcher.encoded_corpus.dimension != base.encoded_corpus.dimension:
             raise ContractError(f"{base.folder} has vectors of another size than before; restart the server")
-        searcher.embedder = self.embedder  # its programs are compiled
+        searcher.embedder = self.embedder  # the programs of this embedder are compiled already
         if self.options.texts:
             _require_texts(searcher)
         model = copy(self)

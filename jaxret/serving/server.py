@@ -59,7 +59,7 @@ def serve(
         counters = Counters(device)
         try:
             routes = Routes(models, device, options, counters)
-            del models  # only the routes hold them: a corpus that is opened again releases the memory of the old one
+            del models  # only the routes hold the models: when a corpus is opened again, the old one's memory is free
             endpoints = routes.endpoints() | {("GET", "/"): page_endpoint()}
             gateway = Gateway(endpoints, options, counters, token, bool(os.environ.get("JAXRET_DEBUG")))
             listener.listen(_BACKLOG)  # a client that reads the printed address can connect at once

@@ -190,7 +190,8 @@ class ArrayWriter:
                 view = np.ascontiguousarray(part.data).reshape(-1).view(np.uint8).data
                 file.write(view)
                 digest.update(view)
-                padding = -(offset + len(view)) % 16  # so that a mapped array is aligned
+                # The next array begins at a multiple of 16, so that it is aligned when it is mapped.
+                padding = -(offset + len(view)) % 16
                 file.write(bytes(padding))
                 digest.update(bytes(padding))
                 offset += len(view) + padding

@@ -322,7 +322,7 @@ class Checkpoints:
         leaves = leaf_digests(items)
         custom = {"digests": leaves, "seal": _seal(step, values, leaves)}
         names = () if self._copy else (name for tree in items for name in _sample(tree, items[tree]))
-        sample = {name: leaves[name] for name in names}  # in a bucket, each process reads its whole file back
+        sample = {name: leaves[name] for name in names}  # no sample in a bucket: each process reads its whole file back
         with self._report_errors(step):
             self._open_saver().save(step, items, values, custom)
         self._current_save = _Save(step, values, sample)

@@ -30,7 +30,7 @@ class CopyResult:
     source: str
     destination: str
     files: int  # number of files of the source
-    bytes: int  # their size
+    bytes: int  # size of these files
     new_files: int  # number of files that the destination did not have
 
 

@@ -110,9 +110,8 @@ def _files_of_another_source(source: Contents, destination: Contents, common_nam
         if all(lines) and lines[0] != lines[1]:
             yield name
     constant_names = {mark for kind, mark in _kinds(common_names) if kind in _FIXED}
-    if common_names >= {_CONFIG, _MARKS[RUN]} and (
-        LOG not in common_names or not destination.first_line(LOG)
-    ):  # not trained yet
+    # A run without a log is not trained yet: all copies of it have the same config.
+    if common_names >= {_CONFIG, _MARKS[RUN]} and (LOG not in common_names or not destination.first_line(LOG)):
         constant_names.add(_CONFIG)
     yield from (name for name in sorted(constant_names) if source.digest(name) != destination.digest(name))
 

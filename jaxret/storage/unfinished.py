@@ -110,12 +110,12 @@ def _is_abandoned(path: Path, oldest_time: float) -> bool:
         if mtime >= oldest_time:
             return False
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # it was removed, or belongs to another user
+    except OSError:  # the file was removed, or belongs to another user
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except BlockingIOError:  # its writer is alive
+    except BlockingIOError:  # the writer of the file is alive
         return False
     except OSError:  # the disk does not support flocks
         pass

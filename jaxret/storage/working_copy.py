@@ -318,7 +318,7 @@ class WorkingCopy:
                 continue
             path = self.path / name
             if file_state(path) != self._states.get(name, MISSING):
-                continue  # this process has changed it; `publish` detects a conflict
+                continue  # this process has changed the file; `publish` detects a conflict
             if is_deferred:
                 path.parent.mkdir(parents=True, exist_ok=True)  # files of a missing folder would count as removed
                 path.unlink(missing_ok=True)

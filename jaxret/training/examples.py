@@ -91,7 +91,7 @@ def load_examples(
         log(f"  {example_count:,} examples have hard negatives, which data.negatives=0 does not use")
     if data.teacher is not None:
         scored_count = data.teacher.scored_examples
-        if not scored_count:  # this happens only with a subset; reading raises if the whole set has no scores
+        if not scored_count:  # only a subset can lack all scores: for a whole set without scores, reading raises
             raise ValueError(
                 f"data.subset={config.data.subset} (seed.data {config.seed.data}) of {source.path} has no example with "
                 "a teacher's scores, of its target and of a negative; take more queries, or give these scores"

@@ -370,7 +370,7 @@ class Trainer:
     def batch(self, step: int) -> TrainingBatch:
         """Return this process's part of a step's batch, on the mesh. If a step has several batches, they are
         stacked."""
-        assert self.data is not None  # it is None only if there are no steps
+        assert self.data is not None  # the data are None only if there are no steps
         part, count = (jax.process_index(), jax.process_count()), self.job.config.train.accumulate
         numbers = range(step * count, (step + 1) * count)
         batches = [self.plan.training_batch(self.data, number, part) for number in numbers]

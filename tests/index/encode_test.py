@@ -400,9 +400,8 @@ def test_shards_of_a_changed_corpus_are_removed(
     put(before)
     encode_corpus(with_run(run, tmp_path), Corpus.open(tmp_path / "data"), progress=False)
     written, expected = contents(folder), contents(encoded)
-    assert {name for name in expected if written[name] != expected[name]} == {
-        "corpus.json"
-    }  # corpus.json has the path of the corpus
+    # Only corpus.json differs, which has the path of the corpus.
+    assert {name for name in expected if written[name] != expected[name]} == {"corpus.json"}
 
 
 def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(

@@ -254,9 +254,8 @@ def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind
     assert delete_passages(folder, everything) == (40, 0)
     with pytest.raises(ValueError, match=r"/a .*passage .*search"):
         Searcher(run, folder)
-    append_corpus(
-        run, Corpus.open(root / "a.jsonl"), folder, EncodeOptions(shard_rows=ROWS), progress=False
-    )  # the folder has all passages again
+    # The folder gets all passages again.
+    append_corpus(run, Corpus.open(root / "a.jsonl"), folder, EncodeOptions(shard_rows=ROWS), progress=False)
     assert rankings(root, run, folder, 40) == rankings(
         root, runs["one vector"], runs["one vector"].workdir.embeddings("a"), 40
     )

@@ -193,10 +193,11 @@ def test_negatives_of_the_data_are_ignored(root: Path, tmp_path: Path, monkeypat
 
 
 def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_path: Path) -> None:
+    # The teacher ranks the passages in the opposite order.
     rankings = {
         query: sorted(((key, float(i)) for i, (key, _) in enumerate(ranking)), key=lambda pair: -pair[1])
         for query, ranking in RankingSource.open(root / "run.trec").read().items()
-    }  # the teacher ranks the passages in the opposite order
+    }
     write_run(tmp_path / "teacher.trec", rankings, "test")
     settings = replace(TOP, margin=1.0)
     with_teacher = replace(job(root, tmp_path / "a.jsonl", settings=settings), teacher=str(tmp_path / "teacher.trec"))

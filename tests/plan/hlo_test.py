@@ -35,9 +35,8 @@ def test_collectives_in_a_loop_count_per_iteration() -> None:
 def test_products_equal_the_formula() -> None:
     layer = 2 * ROWS * SIZE * SIZE
     loss = 2 * ALL_ROWS * ALL_ROWS * SIZE
-    assert (
-        hlo.hlo_product_flops(hlo.parse_hlo(PROGRAM)) == LAYERS * 3 * layer + 2 * loss
-    )  # the program computes gradients of the loss, not its value
+    # The program computes gradients of the loss, not its value.
+    assert hlo.hlo_product_flops(hlo.parse_hlo(PROGRAM)) == LAYERS * 3 * layer + 2 * loss
 
 
 def test_products_of_a_gpu_are_calls_of_a_library() -> None:

@@ -168,9 +168,8 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     assert (stored["queries_expected"], stored["queries_asked"]) == (2, 3)
     assert stored["per_query"]["Accuracy@100"] == {"0": 1.0, "1": 0.0}
     write_json(run.workdir / "embeddings" / "data" / "corpus.json", with_digest({"path": "/nowhere"}))
-    search_files(
-        run, EvaluationSource.open(table), evaluation=EvaluationOptions(k=100), progress=False
-    )  # the ranking is still written
+    # The ranking is still written.
+    search_files(run, EvaluationSource.open(table), evaluation=EvaluationOptions(k=100), progress=False)
     assert "accuracy by answers is not measured: the corpus that was encoded is no longer at /nowhere" in (
         capsys.readouterr().out
     )

@@ -36,7 +36,7 @@ def get_config(system: str = "mlr") -> ConfigDict:
     config.train.chunk_size = 32
     if config.head.name == "mlr":
         config.loss.local_weight = 0.01
-    if config.head.name == "me_bert":  # other papers' tables have all its vectors
+    if config.head.name == "me_bert":  # other papers' tables evaluate ME-BERT with all its vectors
         config.pooling, config.loss.local_weight = "none", 0.0
     config.optimizer.learning_rate = 1e-5
     config.train.epochs = 4.0

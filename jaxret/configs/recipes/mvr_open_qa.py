@@ -32,7 +32,7 @@ def get_config(system: str = "bert") -> ConfigDict:
     config.encoder.tied = kind != "two_encoders"
     if kind == "dual_encoder":
         config.head.name, config.loss.local_weight, config.loss.annealing_rate = "dual_encoder", 0.0, 0.0
-    config.optimizer.warmup_steps = 1237  # as DPR
+    config.optimizer.warmup_steps = 1237  # as in DPR
     config.validation.metric, config.validation.then = "nll", "average_rank"
-    config.validation.then_from = 31.0  # as DPR: from epoch 30, counted from 0, at its end
+    config.validation.then_from = 31.0  # as in DPR: from the end of epoch 30, counted from 0
     return config

@@ -126,7 +126,7 @@ class Corpus(FileSource):
     def _detected_format(self) -> str:
         try:
             return replace(self.data, format_name="").detect(self.file.path, "passages").format.name
-        except DataError:  # its content does not show a format
+        except DataError:  # the content alone does not show a format
             return ""
 
     def read_located(self, policy: Policy | None = None) -> Iterator[tuple[Location, Passage]]:
@@ -157,7 +157,7 @@ class Corpus(FileSource):
 
     def _verify_passages(self, passages: Iterator[Passage], scan: CorpusScan, digest: Any) -> Iterator[Passage]:
         for number, passage in enumerate(passages, 1):
-            if number >= scan.passages:  # the rest has no passages, or the file has changed
+            if number >= scan.passages:  # no passage follows, unless the file has changed
                 for _ in passages:
                     pass
                 self._require_scanned(scan, digest.hexdigest())

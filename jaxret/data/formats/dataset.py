@@ -17,7 +17,7 @@ from jaxret.data.records import Example, Judgement, Passage, Query
 class FullDataSet:
     """All splits of a folder, a named set or a training file."""
 
-    source: str  # Its format, in words
+    source: str  # Format in words
     splits: tuple[str, ...]  # Of judgements or training records
     splits_with_examples: frozenset[str]  # The splits with training records
     passages: Callable[[], Iterable[Passage]]  # Reads the corpus

@@ -133,7 +133,7 @@ def choose_format(path: Path, sample: FileSample, format_name: str, role: str) -
         choice for choice in FORMATS if not format_name or format_name in (choice.name, choice.name.partition(".")[0])
     ]
     if format_name == "beir":
-        formats.append(FORMATS_BY_NAME["trec.qrels"])  # it reads qrels/SPLIT.tsv of a BEIR folder
+        formats.append(FORMATS_BY_NAME["trec.qrels"])  # the format of qrels/SPLIT.tsv in a BEIR folder
 
     def as_format(match: Format, contents: str = "", unread_keys: tuple[str, ...] = ()) -> DataFile:
         return DataFile(path, match, sample.container, role, contents, unread_keys)
@@ -207,7 +207,7 @@ def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format],
         nonblank = ((place, line.strip(blank)) for place, line in read_lines(path) if line.strip(blank))
         location, first = next(nonblank, (location, b""))
         if first[:1] in (b"{", b"["):
-            parse_json_object(first, location)  # its error says where the first record breaks
+            parse_json_object(first, location)  # raises an error with the place where the first record breaks
     problem = f"this is not a known format{f' as {format_name}' if format_name else ''}: {sample.describe()}"
     nearest = _nearest(sample, formats)
     if nearest is None:

@@ -47,5 +47,5 @@ def _source_files(source: DataSource, splits: Iterable[str | None]) -> Iterator[
 def _has_texts_elsewhere(source: DataSource) -> bool:
     try:
         return source.file().format.id_examples is not None
-    except DataError:  # its format is unknown, so it cannot be read either
+    except DataError:  # a source of unknown format cannot be read either
         return False

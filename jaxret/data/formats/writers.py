@@ -77,9 +77,8 @@ def query_writer(key: str, text: str = "text", answers: bool = False) -> Writer:
 _ANSWERS: LossKinds = {"queries' answers": lambda query: bool(query.answers)}
 _INSTRUCTIONS: LossKinds = {"queries' instructions": lambda query: bool(query.instruction)}
 _TITLES: LossKinds = {"titles (joined to the texts)": lambda passage: bool(passage.title)}
-_QUOTES: LossKinds = {
-    "double quotes at the ends of texts": lambda passage: passage.text != passage.text.strip('"')
-}  # which DPR's readers drop
+# DPR's readers drop these quotes.
+_QUOTES: LossKinds = {"double quotes at the ends of texts": lambda passage: passage.text != passage.text.strip('"')}
 _beir_passages, _beir_queries = passage_writer("_id"), query_writer("_id")
 write_dpr_corpus = record_writer(
     check_passage,

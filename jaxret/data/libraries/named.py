@@ -30,7 +30,7 @@ class Table:
 
     title: str  # For messages
     rows: Callable[[], Iterator[Record]]  # Iterates over all records
-    files: tuple[Path, ...]  # All files from which the library reads the records; () if it does not say
+    files: tuple[Path, ...]  # All files from which the library reads the records; () if the library does not name them
     # Reads records by row number; None if they cannot be read out of order
     rows_at: Callable[[Sequence[int]], list[Record]] | None = None
     count: int = 0  # Number of records, where `rows_at` can read them

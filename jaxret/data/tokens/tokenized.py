@@ -43,7 +43,7 @@ class ExampleSource:
     """Source of training examples: the arguments of `TrainingSource.open`, pseudo-queries and teacher scores."""
 
     path: str  # Data set
-    split: str  # Its split
+    split: str  # Split of the data set
     on_error: str  # Policy for bad records
     negatives_run: str = ""  # TREC run to take hard negatives from; "": the data have them
     pseudo_queries: str = ""  # File of pseudo-queries; "": none

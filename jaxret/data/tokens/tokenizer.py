@@ -13,14 +13,14 @@ import numpy as np
 import tokenizers
 
 from jaxret.data.records import Passage, Query
-from jaxret.data.tokens.backend import TOKENIZER_FILES as TOKENIZER_FILES  # other rooms import it from here
+from jaxret.data.tokens.backend import TOKENIZER_FILES as TOKENIZER_FILES  # other rooms import this name from here
 from jaxret.data.tokens.backend import load_backend
 from jaxret.parallel.progress import Progress
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import Ragged
 
-SEPARATOR = "[SEP]"  # this title_separator means the tokenizer's end marker, also if its name differs
-AUTO_SEPARATOR = "auto"  # this title_separator of a config means: as the model's directory says
+SEPARATOR = "[SEP]"  # value of title_separator for the tokenizer's end marker, whatever its name is
+AUTO_SEPARATOR = "auto"  # value of title_separator in a config: the separator that the model's directory has
 # Texts in front of a text and between its parts: side -> field of TextTokenizer -> default value.
 JOINS = {"query": {"query_prompt": ""}, "passage": {"passage_prompt": "", "title_separator": SEPARATOR}}
 

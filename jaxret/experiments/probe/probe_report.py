@@ -82,7 +82,7 @@ def _winner_lines(run: Run, data: JudgedSource, name: str) -> list[str]:
         return []
     try:
         report = report_diversity(run, data, name)
-    except ValueError as error:  # it needs every relevant passage in the corpus; a probe does not
+    except ValueError as error:  # diversity needs every relevant passage in the corpus; a probe does not
         report = f"not measured: {error}"
     return ["", "Which vector of a relevant passage wins (jaxret diversity):", "", report]
 

@@ -34,7 +34,7 @@ SystemValues = dict[str, dict[str, float]]  # system -> query id -> value, the m
 class SystemColumn:
     """One column of a query: the values, rankings and winning vectors of a system."""
 
-    system: str  # its name
+    system: str  # name of the system
     values: dict[str, float]  # query id -> value
     rankings: dict[str, list[tuple[str, float]]]  # query id -> passages with scores
     winners: Winners  # names of the vectors that won; {} if a passage has one vector

@@ -21,7 +21,7 @@ SEEDS = ("seed.init", "seed.data", "seed.dropout", "seed.negatives")
 class PaperData:
     """A data set of the tables; paths are relative to its folder below --data."""
 
-    name: str  # its key in datasets.toml
+    name: str  # key of the data set in datasets.toml
     title: str  # description for the reader
     files: Mapping[str, str]  # path -> where the file comes from
     corpus: str = ""  # the file that is encoded, or the name of the data set that has the corpus

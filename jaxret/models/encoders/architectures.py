@@ -13,7 +13,7 @@ from flax import traverse_util
 
 from jaxret.models.encoders import bert, decoder, distilbert, gemma3, llama, modernbert, roberta, t5, xlm_roberta
 from jaxret.models.encoders.layers import Compute
-from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # other modules import it from here
+from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # other modules import this name from here
 from jaxret.models.encoders.stored import Architecture
 from jaxret.models.encoders.weight_files import has_weights, weight_shapes
 from jaxret.storage.foreign_files import read_settings

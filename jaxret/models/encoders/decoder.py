@@ -57,7 +57,7 @@ class DecoderConfig:
     hidden_act: str = "silu"  # activation of the feed-forward network
     norm_eps: Number = 1e-6  # added to the mean square in norms
     attention_bias: bool = False  # whether the dense layers of attention have biases
-    mlp_bias: bool = False  # the same for the feed-forward network
+    mlp_bias: bool = False  # whether the dense layers of the feed-forward network have biases
     theta: Number = 10_000.0  # base of the rotary rates, theta ** -(2i / head_size)
     local_theta: Number = 0.0  # theta of layers with a window; 0: the same theta
     rope_type: str = "default"  # scaling of theta's rates: default (none), linear or llama3

@@ -115,7 +115,7 @@ def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, 
         masks: real keys [B,1,T] and, with a window, positions of queries [Q,1] and of keys [1,T].
         scalars: random key of each text, as two numbers, then the two bounds of the window.
     """
-    (rows, queries, hidden), length = inputs[0].shape, inputs[1].shape[1]  # here, `queries` includes padding
+    (rows, queries, hidden), length = inputs[0].shape, inputs[1].shape[1]  # `queries` counts padding, too
     width = hidden // kernel.heads
     group = heads_at_a_time(kernel.heads // kernel.heads_per_key, width)  # heads of keys
     block = block_rows(queries, length)

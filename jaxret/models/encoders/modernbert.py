@@ -60,7 +60,7 @@ class ModernBertConfig:
     global_every: int = 3  # layer 0 and every n-th layer after it are global
     local_window: int = 128  # tokens of a window in the other layers, half of them on each side
     global_theta: float = 160_000.0  # base of the rotary rates in global layers
-    local_theta: float = 10_000.0  # the same in other layers
+    local_theta: float = 10_000.0  # base of the rotary rates in the other layers
     attention_dropout: float = 0.0  # rate for attention weights
     mlp_dropout: float = 0.0  # rate inside of feed-forward networks
     embedding_dropout: float = 0.0  # rate for the embeddings

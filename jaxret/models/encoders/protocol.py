@@ -20,7 +20,7 @@ ABILITIES = (
     "leading_tokens",  # the states of the first tokens depend on the text after them
     "prefix_tokens",  # `prefix` may replace the first token
     "mlm_head",  # the files may have a pre-trained head of masked language modelling
-    "positioned_masks",  # there is `embed`, and its embeddings of several [MASK]s differ by position
+    "positioned_masks",  # the encoder has `embed`, whose embeddings of several [MASK]s differ by position
 )
 
 

@@ -21,7 +21,7 @@ class Selection:
     mean: bool = False  # whether the mean over real tokens comes before the positions
     # Tokens of the mean: all, all but the first, or only the last. In a text of one token, "later" is this token.
     over: Literal["all", "later", "last"] = "all"
-    layers: Literal["all", "last"] = "all"  # all: L+1, from the embeddings to the last layer
+    layers: Literal["all", "last"] = "all"  # "all": L+1 states, from the embeddings to the last layer
 
     def last_layer_positions(self, length: int) -> int | None:
         """Return how many positions, from the first one, the last layer has to compute. None: all `length`

@@ -114,7 +114,7 @@ class _Beams(NamedTuple):
     last: Int[jax.Array, "R 1"]  # token to read next
     scores: Float[jax.Array, "B n"]  # sums of log-probabilities
     complete_ids: Int[jax.Array, "B n U"]  # the best complete sequences
-    complete_scores: Float[jax.Array, "B n"]  # their scores, divided by length ** length_penalty
+    complete_scores: Float[jax.Array, "B n"]  # scores of the complete sequences, divided by length ** length_penalty
     ended: Bool[jax.Array, "B n"]  # whether the complete sequence exists
     open: Bool[jax.Array, " B"]  # whether the complete sequences of a text may still change
     cache: KeysValues

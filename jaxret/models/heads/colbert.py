@@ -34,7 +34,7 @@ class ColbertHead(VectorHead):
     projection: int = 0  # size of projected vectors; 0: no projection
     late: bool = False  # whether scores are by late interaction, which all fields below need
     query_marker: int = -1  # id of the token after [CLS], within the length limit ([Q] of the paper, 3.2); -1: none
-    passage_marker: int = -1  # the same for passages ([D])
+    passage_marker: int = -1  # id of the token after [CLS] in passages ([D] of the paper); -1: none
     expansion: str = "none"  # query augmentation (3.2), one of EXPANSIONS
     mask_id: int = 103
     skiplist: tuple[int, ...] = ()  # ids of passage tokens that get no vector, such as punctuation (3.3)

@@ -27,7 +27,7 @@ class MvrHead(VectorHead):
     deviation: float = 1.0
 
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("token",)
-    FREE: ClassVar[tuple[str, ...]] = ("deviation",)  # it only initializes the table
+    FREE: ClassVar[tuple[str, ...]] = ("deviation",)  # `deviation` only initializes the table
 
     def check(self) -> None:
         if self.count < 1:

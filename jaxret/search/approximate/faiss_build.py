@@ -66,7 +66,8 @@ def build_faiss_index(encoded_corpus: EncodedCorpus, folder: Path, options: Inde
         "train_seconds": round(ready - start_time, 2),
         "add_seconds": round(time.perf_counter() - ready, 2),
     }
-    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is now replaced
+    # The manifest describes the previous index, which is now replaced.
+    (folder / "manifest.json").unlink(missing_ok=True)
     path = folder / "index.faiss"
     _write_index(index, path)
     manifest = {

@@ -32,7 +32,8 @@ def make_index(factory: str, dimension: int, seed: int = 0) -> Any:
     products, or if it cannot take vectors block by block.
     """
     faiss = faiss_library()
-    for name, largest in (("IVF", MOST_LISTS), ("HNSW", MOST_LINKS)):  # FAISS would allocate as many
+    # FAISS would allocate as many lists or links as the string says.
+    for name, largest in (("IVF", MOST_LISTS), ("HNSW", MOST_LINKS)):
         for digits, unit in re.findall(rf"{name}(\d+)([kM]?)", factory):
             number = int(digits) * {"": 1, "k": 2**10, "M": 2**20}[unit] if len(digits) < 12 else largest + 1
             if not 1 <= number <= largest:

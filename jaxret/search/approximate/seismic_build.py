@@ -64,7 +64,8 @@ def build_seismic_index(encoded_corpus: EncodedCorpus, folder: Path, options: In
             )
             largest = max(largest, float(norms.max()))
             bar.update(len(shard))
-    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is now replaced
+    # The manifest describes the previous index, which is now replaced.
+    (folder / "manifest.json").unlink(missing_ok=True)
     path = folder / _INDEX_FILE
     with quiet_output():
         index = library.SeismicIndex.build_from_dataset(passages, **settings)

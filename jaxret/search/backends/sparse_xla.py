@@ -21,7 +21,7 @@ from jaxret.search.proof import BlockHits
 from jaxret.search.rounding import TINY
 from jaxret.types import SparseRows
 
-QUERIES_AT_ONCE = 128  # their table of weights takes 15 MiB for 30,522 words
+QUERIES_AT_ONCE = 128  # a table of their weights takes 15 MiB for 30,522 words
 TILE_PRODUCTS = 2**22  # float32 products of a tile of passages: 16 MiB, in case a device stores them
 
 

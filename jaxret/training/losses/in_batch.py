@@ -55,7 +55,8 @@ class LossSettings:
     auxiliary_decay: float = 1.0  # factor of auxiliary_weight, per epoch
     epochs_per_batch: float = 0.0  # batch size / number of examples
     kl: KlSettings = field(default_factory=KlSettings)  # distillation by Kullback-Leibler divergence
-    in_batch_kl: KlSettings = field(default_factory=KlSettings)  # the same for the scores of all passages of the batch
+    # Distillation of the scores of all passages of the batch.
+    in_batch_kl: KlSettings = field(default_factory=KlSettings)
     margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)  # distillation of margins
     binary: BinarySettings = field(default_factory=BinarySettings)  # binary cross-entropy
     # sizes of vectors over which the loss is summed

@@ -31,9 +31,8 @@ def write_random_encoder(config: ConfigDict, folder: Path) -> None:
         DataError: the corpus cannot be read.
     """
     scratch = config.pretraining.scratch
-    shapes = scratch_shapes(
-        config, 1
-    )  # impossible shapes are an error before a tokenizer is trained, which takes minutes
+    # Impossible shapes are an error before a tokenizer is trained, which takes minutes.
+    shapes = scratch_shapes(config, 1)
     if scratch.tokenizer:
         copy_tokenizer(find_model(scratch.tokenizer), folder)
         size = TextTokenizer.load(folder, 256, 256).backend.get_vocab_size()

@@ -221,9 +221,8 @@ def test_a_head_of_the_same_shapes_is_reused(run: Path, data: Path, tmp_path: Pa
     ).read_bytes()
     shapes = read_config(run / "model")
     for other in ({"pretraining__head_layers": 2}, {"pretraining__method": "retromae"}, {"pretraining__method": "mlm"}):
-        assert (
-            make_pretrainer(config_of(data, **{**more, **other}), shapes).stored_head(run / "model") == {}
-        )  # control: heads of other forms do not read the file
+        # Control: heads of other forms do not read the file.
+        assert make_pretrainer(config_of(data, **{**more, **other}), shapes).stored_head(run / "model") == {}
 
 
 PAPERS: dict[str, tuple[Any, ...]] = {  # method, rate, batch, tokens, masks, epochs, warm-up, weight decay
