@@ -26,6 +26,7 @@ from jaxret.serving.refusal import Body, RefusalError
 from jaxret.serving.routes import Routes
 from jaxret.serving.serve_options import ServeOptions
 from jaxret.serving.served import ServedRetriever
+from tests.serving.fakes import make_request, make_searcher, make_served, request_scope
 
 
 @pytest.fixture
@@ -33,11 +34,6 @@ def device() -> Iterator[DeviceThread]:
     thread = DeviceThread(batch=4, queue_limit=10)
     yield thread
     thread.end()
-
-
-def scope(method: str) -> dict[str, Any]:
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    return {"type": "http", "method": method, "path": "/x", "headers": headers, "query_string": b"", "client": None}
 
 
 def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
@@ -69,7 +65,7 @@ def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
             async def send(message: Mapping[str, Any]) -> None:
                 statuses.extend([message["status"]] if "status" in message else [])
 
-            await gateway(scope(method), receive, send)  # type: ignore[arg-type]
+            await gateway(request_scope(method), receive, send)  # type: ignore[arg-type]
             return statuses[0]
 
         first = asyncio.ensure_future(ask("POST"))
@@ -79,13 +75,6 @@ def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
         return [second, third, await first, await ask("POST")]
 
     assert asyncio.run(run()) == [429, 200, 200, 200]
-
-
-def make_searcher(**values: Any) -> Searcher:
-    """Return a searcher with only these attributes."""
-    searcher = object.__new__(Searcher)
-    vars(searcher).update(values)
-    return searcher
 
 
 def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,20 +138,14 @@ def test_a_filter_is_opened_in_the_thread_of_filters_alone(device: DeviceThread)
         used.append(searcher)
         return [SimpleNamespace(hits=[], backend="", rounds=0, scored_pairs=0, batch=1)] * len(items)
 
-    served = object.__new__(ServedRetriever)
-    encoded_corpus = SimpleNamespace(total_rows=9, corpus_identity={"passages": 9})
-    base = make_searcher(generator=None, index=None, encoded_corpus=encoded_corpus)
-    parts: dict[str, Any] = {"name": "run", "encoded_name": "data", "searcher": base, "search": search}
-    parts |= {"tokens": lambda texts, *_: [np.zeros(1)] * len(texts), "warm_up": lambda *_: 0}
-    parts["filters"] = SimpleNamespace(open=open_filter)
-    vars(served).update(parts, question_labels=lambda ids: [])
+    served = make_served(search=search, filters=SimpleNamespace(open=open_filter))
     routes = Routes([served], device, ServeOptions(), Counters(device))
     routes.warm_up()
     endpoint = routes.endpoints()["POST", "/search"]
 
     async def run() -> list[Any]:
         bodies = [Body({"queries": ["x"], "filter": {"number": str(number)}}) for number in range(12)]
-        searches = [asyncio.ensure_future(endpoint(Request(scope("POST")), body)) for body in bodies]
+        searches = [asyncio.ensure_future(endpoint(make_request(), body)) for body in bodies]
         await asyncio.sleep(0.3)
         assert len(opened) == 4
         searches[3].cancel()  # the next search gets its turn
@@ -195,11 +178,11 @@ def test_opening_filters_does_not_block_other_requests(
 
     async def run() -> tuple[int, int]:
         body = {"queries": ["x"], "filter": {"colour": "red"}}
-        searches = [asyncio.ensure_future(search(Request(scope("POST")), Body(body))) for _ in range(60)]
+        searches = [asyncio.ensure_future(search(make_request(), Body(body))) for _ in range(60)]
         await asyncio.sleep(0.2)
         try:
             number = await asyncio.wait_for(run_in_threadpool(lambda: 7), 10)
-            answer = await asyncio.wait_for(search(Request(scope("POST")), Body({"queries": ["x"]})), 30)
+            answer = await asyncio.wait_for(search(make_request(), Body({"queries": ["x"]})), 30)
             return number, answer.status_code
         finally:
             for one in searches:

@@ -1,23 +1,31 @@
-"""A served run: documents, and a corpus that changes."""
+"""A served run: the order of results, documents, and a corpus that changes."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxret.api import EncodeOptions, Hit, Index, Retriever
 from jaxret.data.chunks import document_id
 from jaxret.data.records import Passage
 from jaxret.experiments.explain import explain, vector_labels
+from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.index.update import delete_ids
 from jaxret.runs.mismatch import ContractError
+from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions
 from jaxret.serving.serve_options import ServeOptions
 from jaxret.serving.served import ServedRetriever
+from jaxret.serving.served_reranker import ServedReranker
+from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
+from tests.serving.fakes import make_searcher, make_served
 
 CHUNKS = {
     "a#0": "silver river stone garden",
@@ -25,6 +33,50 @@ CHUNKS = {
     "b#0": "garden music",
     "b#1": "stone silver",
 }
+
+
+LENGTHS = (5, 1, 9, 2, 3)  # tokens of five texts, which are computed in batches of two, the shortest first
+BATCHES = [[1, 2], [3, 5], [9]]
+
+
+def test_vectors_and_rankings_have_the_order_of_the_texts() -> None:
+    """The vector of a text, its score, and the id of its best passage are its length."""
+    batches: list[list[int]] = []
+
+    def embed(texts: Ragged, side: str) -> Ragged:
+        batches.append(texts.lengths.tolist())
+        return Ragged.from_stacked(texts.lengths[:, None, None].astype(np.float32))
+
+    def nearest(vectors: Ragged, k: int) -> tuple[SearchResult, list[list[str]]]:
+        rows = np.zeros((len(vectors), k), np.int64)
+        return SearchResult(vectors.flat, rows, "", (len(vectors),)), [[f"p{length:g}"] for (length,) in vectors.flat]
+
+    def best_vectors(outcome: Any) -> list[list[tuple[int, ...]]]:
+        return [[(0,)]] * len(outcome.result.rows)
+
+    run = SimpleNamespace(model=SimpleNamespace(vectors_per_passage=1))
+    served = make_served(options=ServeOptions(batch=2), run=run, embedder=embed, _short_embedder=None)
+    texts = [np.zeros(length, np.int32) for length in LENGTHS]
+    assert [vectors.tolist() for vectors in served.embed(texts, "passage")] == [[[length]] for length in LENGTHS]
+    assert batches == BATCHES
+    searcher = make_searcher(nearest=nearest, best_vectors=best_vectors, encoded_corpus=object.__new__(EncodedCorpus))
+    answers = served.search(texts, 1, searcher, texts=False)
+    assert [[(hit.id, hit.score) for hit in answer.hits] for answer in answers] == [[(f"p{n}", n)] for n in LENGTHS]
+    assert [answer.batch for answer in answers] == [2, 2, 1, 2, 2]
+
+
+def test_scores_of_pairs_have_the_order_of_the_pairs() -> None:
+    batches: list[list[int]] = []
+
+    def score(queries: Ragged, passages: Ragged, query_rows: np.ndarray, passage_rows: np.ndarray) -> np.ndarray:
+        batches.append(passages.lengths_of(passage_rows).tolist())
+        return passages.lengths_of(passage_rows).astype(np.float32)
+
+    served = object.__new__(ServedReranker)
+    vars(served).update(options=ServeOptions(batch=2), reranker=SimpleNamespace(scorer=score))
+    query = np.zeros(3, np.int32)
+    assert served.score([(query, np.zeros(length, np.int32)) for length in LENGTHS]) == list(LENGTHS)
+    assert batches == BATCHES
 
 
 def test_winners_and_explanations_of_a_document_are_those_of_its_best_passage(tmp_path: Path) -> None:
