@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.records import Judgement, Rankings
-from jaxret.evaluation.fusion import FUSION_METHODS, fuse, tune_weights
+from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights
 
 SPARSE: Rankings = {"q": [("a", 12.0), ("b", 9.0), ("c", 3.0)], "r": [("a", 1.0)]}
 DENSE: Rankings = {"q": [("c", 0.9), ("d", 0.8), ("a", 0.1)]}
@@ -63,6 +63,12 @@ def test_weights_are_those_with_the_best_measure() -> None:
     }
     assert value == max(values.values()) == values[weights[0]]
     assert sum(weights) == 1
+
+
+def test_of_weights_with_equal_values_the_most_even_ones_are_taken() -> None:
+    judgements = [Judgement("q", "a", 1)]
+    assert tune_weights([SPARSE, SPARSE], judgements, "RR@10", "rrf") == ((0.5, 0.5), 1.0)
+    assert best_weights({(0.8, 0.2): 0.7, (0.4, 0.6): 0.7, (0.6, 0.4): 0.6}) == ((0.4, 0.6), 0.7)
 
 
 def test_weights_of_three_runs_sum_to_one() -> None:

@@ -24,6 +24,7 @@ from jaxret.index.run_encode import run_encode
 from jaxret.index.shards import ShardError
 from jaxret.index.source import inspect_corpus
 from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
+from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.run_warnings import read_warnings
@@ -32,6 +33,7 @@ from jaxret.search.exact import search
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json
+from jaxret.storage.lockfile import LockedError
 from jaxret.types import Ragged
 from tests.index.runs import RunsByKind, write_parts
 from tests.pipeline import PASSAGE_LENGTH, contents, run_script, untrained_run, write_data, write_encoder
@@ -213,9 +215,13 @@ def test_an_append_keeps_its_warnings(root: Path, runs: RunsByKind, tmp_path: Pa
 
 def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path: Path, capsys: Any) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
+    before = contents(folder)
+    assert delete_passages(folder, write_ids(tmp_path / "nothing.txt", [])) == (0, 40)
+    assert contents(folder) == before, "without ids, no file is made, so that a server does not open the corpus again"
     append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
     ids = write_ids(tmp_path / "ids.txt", ["p3", "", "p25", "p3"])
-    assert delete_passages(folder, ids) == (2, 58)
+    assert delete_passages(folder, write_ids(tmp_path / "first.txt", ["p3"])) == (1, 59)
+    assert delete_passages(folder, ids) == (1, 58), "the first deletion remains"
     before = contents(folder)
     assert delete_passages(folder, ids) == (0, 58)
     assert append_corpus(run, Corpus.open(root / "b.jsonl"), folder).shards_written == 0
@@ -228,6 +234,18 @@ def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path
         Searcher(run, folder)
     assert append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False).shards_written == 1
     assert contents(folder) == before
+
+
+def test_a_corpus_that_another_job_changes_is_refused(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    before, ids = contents(folder), write_ids(tmp_path / "ids.txt", ["p3"])
+    with hold_folder(folder, "indexing"):
+        with pytest.raises(LockedError, match="indexing"):
+            append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
+        with pytest.raises(LockedError, match="indexing"):
+            delete_passages(folder, ids)
+    assert contents(folder) == before
+    assert delete_passages(folder, ids) == (1, 39), "control: the other job has ended"
 
 
 @pytest.mark.slow

@@ -31,7 +31,8 @@ def example(i: int) -> Example:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingSet:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path_factory.mktemp("encoder")), 10, 16)
-    return tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer)
+    examples = tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer)
+    return replace(examples, pad_id=7)  # not 0, which is the fill value of arrays
 
 
 def leaves(batch: Batch) -> list[np.ndarray]:
@@ -187,6 +188,8 @@ def test_padding_rows_are_no_queries(data: TrainingSet) -> None:
     assert not batch.queries.mask[gone].any()
     assert not batch.passages.mask.reshape(8, 4, -1)[gone].any()
     assert (batch.passages.ids.reshape(8, 4, -1)[gone] == data.pad_id).all()
+    for tokens in (batch.queries, batch.passages):
+        assert (tokens.ids[~tokens.mask] == data.pad_id).all()
     assert batch.queries.mask[~gone].any(axis=1).all()
 
 
