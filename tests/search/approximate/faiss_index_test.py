@@ -95,6 +95,9 @@ def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, en
             assert [scores[row] for row in rows] == result.scores[query].tolist()
             assert rows == sorted(rows, key=lambda row: (-scores[row], row))
     assert encoded_corpus.ids([0, 3]) == ["d0", "d4"], "control: rows do not count deleted passages"
+    norms = np.linalg.norm(take_rows(encoded_corpus, np.arange(encoded_corpus.total_rows)), axis=-1)
+    assert norms.max() <= read_json(folder / "manifest.json")["largest_norm"] < 1.001 * norms.max()
+    assert norms.max() > 1.01 * norms[-100:].max(), "control: the longest vector is not in the last block"
 
 
 @pytest.mark.table
