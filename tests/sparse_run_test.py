@@ -142,13 +142,13 @@ def test_appended_and_deleted_passages(root: Path, tmp_path: Path) -> None:
     assert "new" in ids
     assert not {"p1", "p2", "n50"} & set(ids)
     searcher = Searcher(run, folder, many=True)
-    assert searcher.vector_location == "memory"
+    assert searcher.vectors.location == "memory"
     vectors = run.embedder()(run.tokenizer.passages([Passage("x", "garden bridge window")]), "passage")
     result, (best,) = searcher.nearest(vectors, len(ids) + 4)
     scores = (passages @ vectors.flat[0].astype(float)).astype(np.float32)
     assert best == [ids[row] for row in sorted(range(len(ids)), key=lambda row: (-scores[row], row))]
     assert searcher.scores(vectors, [[3, 0]]) == [[pytest.approx(scores[3]), pytest.approx(scores[0])]]
-    assert result.backend == searcher.description
+    assert result.backend == searcher.vectors.description
 
 
 def test_latency_passages_searches_the_first_passages(root: Path) -> None:

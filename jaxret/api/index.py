@@ -33,8 +33,9 @@ from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import corpus_state, open_encoded
 from jaxret.index.update import append_corpus, delete_ids
 from jaxret.parallel.forks import require_unforked
+from jaxret.search.passage_vectors import require_options
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, require_options
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import atomic_write, sha256_bytes
 from jaxret.storage.working_copy import folder_files
 
@@ -347,7 +348,7 @@ class Index:
         return Index, (self.retriever, self._searcher.folder.name, self._options)
 
     def __repr__(self) -> str:
-        return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {self._searcher.description})"
+        return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {self._searcher.vectors.description})"
 
 
 def _require_search_options(options: Any) -> None:

@@ -24,8 +24,8 @@ def interact(searcher: Searcher, k: int) -> None:
     with a history, and Ctrl-C discards a line without ending the session. An error in a question is printed on stderr,
     and the next question is read."""
     warm_up(searcher, k)
-    if searcher.index:
-        print(f"approximate: {searcher.index.describe(k)}")
+    if searcher.vectors.index:
+        print(f"approximate: {searcher.vectors.index.describe(k)}")
     print(f"{describe_passages(searcher)}; an empty line or Ctrl-D ends", flush=True)
     for question in questions():
         try:

@@ -67,4 +67,4 @@ def describe_passages(searcher: Searcher) -> str:
 
 def search_kind(searcher: Searcher) -> str:
     """Return "approximate search" or "exact search"."""
-    return "approximate search" if searcher.generator or searcher.index else "exact search"
+    return "exact search" if searcher.vectors.is_exact() else "approximate search"

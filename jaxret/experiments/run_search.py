@@ -62,6 +62,6 @@ def _answer_questions(
     if job.query is None:
         interact(searcher, k)
         return
-    if searcher.index:
-        print(f"approximate: {searcher.index.describe(k)}")
+    if searcher.vectors.index:
+        print(f"approximate: {searcher.vectors.index.describe(k)}")
     show_answer(searcher, job.query, k)

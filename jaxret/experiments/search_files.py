@@ -71,7 +71,7 @@ def search_files(
     outcome = search_queries(searcher, plan, progress)
     if not searcher.group.leads:
         return None
-    if searcher.generator and outcome.approximate:
+    if searcher.vectors.generator and outcome.approximate:
         write_json(plan.run_file.with_suffix(".candidates.json"), {**outcome.approximate, "k": evaluation.k})
     retrieval = Retrieved(
         rankings=outcome.rankings,
@@ -118,8 +118,8 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
         f"{len(queries):,} queries by {outcome.result.backend}"
     )
     outcome = searcher.with_recall(outcome)
-    if searcher.index:
-        print_line(f"approximate: {searcher.index.describe(plan.depth)}")
+    if searcher.vectors.index:
+        print_line(f"approximate: {searcher.vectors.index.describe(plan.depth)}")
     else:
         approximate = outcome.approximate
         print_line(describe_recall(approximate) if approximate else describe_proof(outcome.result))

@@ -46,8 +46,8 @@ def measure_latency(
     return {
         **times,
         **measurement_conditions(k, str(searcher.run.mesh.devices.flat[0].device_kind)),
-        "vectors": searcher.vector_location,
-        "backend": searcher.description,
+        "vectors": searcher.vectors.location,
+        "backend": searcher.vectors.description,
     }
 
 

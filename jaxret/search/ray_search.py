@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxret.runs.ray_cluster import RayWorkers, RunOpening
 from jaxret.runs.run import Run
+from jaxret.search.passage_vectors import PassageVectors
 from jaxret.search.process_group import ProcessGroup, SeparateRange, merge_results
 from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions
@@ -58,12 +59,14 @@ class RaySearcher(Searcher):
         self.workers: RayWorkers = options.workers
         super().__init__(run, folder, options, many, ProcessGroup(0, 0))  # this process has no range
 
-    def _open_vectors(self, options: SearchOptions, many: bool) -> None:
+    def _open_vectors(self, options: SearchOptions, many: bool) -> PassageVectors:
         arguments = {"query_length": self.run.tokenizer.query_length, "attention": self.workers.attention}
         run, step = str(self.run.workdir), str(self.run.checkpoint["step"])
         opening = RunOpening(run, step, self.workers.platform, arguments)
         plain = replace(options, workers=None)
         self._plan = RangePlan(opening, self.folder.name, plain, many, self.workers.count, self.settings)
+        _, no_passages = self.encoded_corpus.in_range(self.group.number, self.group.count)
+        return PassageVectors(no_passages, no_passages)
 
     def _embed(self, tokens: Ragged, progress: bool) -> TextVectors:
         call = self._plan.opening, self.run.model.dimension, tokens
@@ -116,12 +119,12 @@ def _encode_queries(state: WorkerState, opening: RunOpening, dimension: int, tok
 
 def _search_range(state: WorkerState, plan: RangePlan, number: int, vectors: TextVectors, k: int) -> SearchResult:
     """Return the best passages of a range, with rows of the corpus."""
-    return _range_searcher(state, plan, number).search_own(vectors, k)
+    return _range_searcher(state, plan, number).vectors.search(vectors, k)
 
 
 def _score_rows(
     state: WorkerState, plan: RangePlan, number: int, vectors: TextVectors, rows: Sequence[Sequence[int]]
 ) -> list[list[float]]:
     """Return the scores of each query with passages of a range; `rows` are rows of the corpus for each query."""
-    searcher = _range_searcher(state, plan, number)
-    return searcher.scores(vectors, [[row - searcher.first_row for row in ranking] for ranking in rows])
+    range_vectors = _range_searcher(state, plan, number).vectors
+    return range_vectors.scores(vectors, [[row - range_vectors.first_row for row in ranking] for ranking in rows])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,25 +21,14 @@ from jaxret.parallel.forks import require_unforked
 from jaxret.runs.embedder import padded_length
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run
-from jaxret.search.approximate.candidates import CandidateGenerator, compare_with_exact
-from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
-from jaxret.search.approximate.index_files import require_index
-from jaxret.search.backends.select import select_backend, with_many_searches
 from jaxret.search.documents import best_documents
-from jaxret.search.exact import search
-from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
 from jaxret.search.passage_texts import PassageTexts
+from jaxret.search.passage_vectors import PassageVectors
 from jaxret.search.process_group import ProcessGroup
-from jaxret.search.proof import SearchResult, no_result
+from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.self_check import self_check
-from jaxret.search.streaming import fits_devices
 from jaxret.storage.atomic import sha256_json
-from jaxret.types import Ragged, SparseRows, TextVectors
-
-if TYPE_CHECKING:
-    from jaxret.search.approximate.seismic_index import SeismicIndex
-    from jaxret.search.inverted_lists import InvertedLists
+from jaxret.types import Ragged, TextVectors
 
 
 @dataclass(frozen=True)
@@ -106,32 +95,6 @@ def open_encoded_by(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> E
     return encoded_corpus
 
 
-def require_options(run: Run, folder: Path, options: SearchOptions) -> None:
-    """Raise ValueError if options fit no corpus that a run encodes, and FileNotFoundError if an index does not exist.
-
-    `folder` is the folder of the encoded corpus, which need not exist yet. Filters and index parameters are ignored.
-    """
-    run.with_dimension(options.dimension)
-    if options.index:
-        require_index(folder, options.index)
-    if run.model.sparse:
-        _require_lists(folder, options)
-        # The import of scipy takes a second, and dense vectors do not need it.
-        from jaxret.search.inverted_lists import sparse_backend
-
-        sparse_backend(options.backend)
-        return
-    select_backend(options.backend, run.model.vectors_per_passage is None, options.precision)
-    if options.candidate_spec:
-        options.candidate_spec.require_several(run.model.vectors_per_passage)
-
-
-def _require_lists(folder: Path, options: SearchOptions) -> None:
-    """Raise ValueError for options that a search of inverted lists does not support."""
-    reason = f"{folder} has sparse vectors, which inverted lists search"
-    replace(options, backend="auto", index="", index_parameters="").require_plain(reason)
-
-
 class Searcher:
     """A run and a corpus that it encoded, opened for any number of searches.
 
@@ -183,69 +146,21 @@ class Searcher:
         if not self.encoded_corpus.total_rows:
             reason = f"none has {' '.join(self.filters)}" if self.filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {reason}")
-        self.lists: InvertedLists | None = None
-        self.generator: CandidateGenerator | None = None
-        self.index: FaissIndex | SeismicIndex | None = None
-        # The rows that this process searches (all, or a range of shards), and the row of the corpus where they begin.
-        self.first_row, self._local_corpus = 0, self.encoded_corpus
-        if self.group.count != 1:
-            self.first_row, self._local_corpus = self.encoded_corpus.in_range(self.group.number, self.group.count)
-        self._corpus: Any = self._local_corpus
-        self.group.agree_on(lambda: self._open_vectors(options, many))
+        self.vectors = self.group.agree_on(lambda: self._open_vectors(options, many))
         self.embedder = self.run.embedder()
         self.texts = PassageTexts(self.encoded_corpus, self.max_passage)
 
-    def _open_vectors(self, options: SearchOptions, many: bool) -> None:
-        """Load the parts that find the best passages (see `__init__`). A searcher with workers overrides this
-        method."""
-        if self.encoded_corpus.sparse:
-            self._open_sparse(options, many)
-        else:
-            self._open_dense(options, many)
+    def _open_vectors(self, options: SearchOptions, many: bool) -> PassageVectors:
+        """Load the vectors that this process searches. A searcher with workers overrides this method."""
+        corpus, first_row = self.encoded_corpus, 0
+        if self.group.count != 1:
+            first_row, corpus = corpus.in_range(self.group.number, self.group.count)
+        return PassageVectors.open(corpus, first_row, options, many)
 
     def _cut(self, size: int) -> None:
         """Cut the vectors of passages and queries to the first `size` dimensions."""
         self.encoded_corpus = self.encoded_corpus.with_dimension(size, self.run.model.module.normalize)
         self.run = self.run.with_dimension(size)
-
-    def _open_sparse(self, options: SearchOptions, many: bool) -> None:
-        """Load the inverted lists or the index of a sparse corpus (see `__init__`)."""
-        # The import of scipy takes a second, and dense vectors do not need it.
-        from jaxret.search.approximate.seismic_index import open_seismic_index
-        from jaxret.search.inverted_lists import InvertedLists, check_sparse, sparse_backend
-
-        _require_lists(self.folder, options)
-        if options.index:
-            self.index = open_seismic_index(self.encoded_corpus, options.index, options.index_parameters)
-            self._corpus = MappedCorpus(self.encoded_corpus)
-            return
-        backend = sparse_backend(options.backend)
-        check_sparse(backend)
-        self.lists = InvertedLists(self._local_corpus, many, backend)
-
-    def _open_dense(self, options: SearchOptions, many: bool) -> None:
-        """Load the backend, and the index or proxies, of a dense corpus (see `__init__`)."""
-        self.backend = select_backend(options.backend, self.encoded_corpus.ragged, options.precision)
-        if options.index and self.encoded_corpus.cut[0]:
-            raise ValueError(
-                f"dimension={options.dimension}: the index {options.index} has all dimensions of the vectors. Leave "
-                "one of the two out, or encode a corpus of that dimension (jaxret encode --dimension) and build its "
-                "index"
-            )
-        self.index = (
-            open_faiss_index(self.encoded_corpus, options.index, options.index_parameters) if options.index else None
-        )
-        if self.index:
-            self._corpus = MappedCorpus(self.encoded_corpus)
-        if many and not self.index and self._local_corpus.total_rows:
-            self._corpus = hold_in_memory(self._local_corpus, fits_devices(self._local_corpus, self.backend))
-        if isinstance(self._corpus, InMemoryCorpus):  # otherwise every search loads the blocks again
-            self.backend = with_many_searches(self.backend)
-        self_check(self.backend, self.encoded_corpus.ragged)
-        if options.candidate_spec:
-            backend = select_backend(options.backend, precision=options.precision)
-            self_check(backend)
-            self.generator = CandidateGenerator.open(self._corpus, options.candidate_spec, backend, many)
 
     def is_stale(self) -> bool:
         """Return whether passages were appended, deleted or encoded again since the corpus was opened."""
@@ -261,8 +176,8 @@ class Searcher:
         """
         if k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
-        if self.generator:
-            self.generator.spec.require(k)
+        if self.vectors.generator:
+            self.vectors.generator.spec.require(k)
         self.group.require_same({"k": k, "the queries": sha256_json([query.to_json() for query in queries])})
         cut, vectors = self.encode(queries, progress)
         result, ids = self.nearest(vectors, k, progress)
@@ -270,7 +185,7 @@ class Searcher:
             query.id: [(passage, float(score)) for passage, score in zip(row_ids, scores, strict=True)]
             for query, row_ids, scores in zip(queries, ids, result.scores)
         }
-        approximate = self._approximate(k)
+        approximate = self.vectors.describe_approximation(k)
         return SearchOutcome(
             rankings, result, self.encoded_corpus, cut, vectors, self.filters, self.max_passage, approximate
         )
@@ -282,15 +197,9 @@ class Searcher:
 
     def _part(self, encoded_corpus: EncodedCorpus) -> Searcher:
         part = copy.copy(self)
-        part.encoded_corpus = part._local_corpus = encoded_corpus
+        part.encoded_corpus = encoded_corpus
         part.texts = replace(self.texts, encoded_corpus=encoded_corpus)
-        if self.lists:
-            part._corpus, part.lists = (
-                part.encoded_corpus,
-                type(self.lists)(part.encoded_corpus, True, self.lists.backend),
-            )
-        else:
-            part._corpus = hold_in_memory(part.encoded_corpus, fits_devices(part.encoded_corpus, self.backend))
+        part.vectors = self.vectors.part(encoded_corpus)
         return part
 
     def among(self, rows: np.ndarray) -> Searcher:
@@ -311,16 +220,10 @@ class Searcher:
             )
 
     def _require_parts(self) -> None:
-        if self.generator or self.index:
+        if not self.vectors.is_exact():
             raise ValueError("a part of a corpus is searched exactly; remove candidates and index")
         if self.group.count != 1:
             raise ValueError("a part of a corpus is searched in one process; remove coordinator and engine")
-
-    def _approximate(self, k: int) -> dict[str, Any] | None:
-        """Return the JSON description of an approximate search for k passages; None if the search is exact."""
-        if self.generator:
-            return {"candidates": str(self.generator.spec)}
-        return {"index": self.index.to_json(k)} if self.index else None
 
     def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, TextVectors]:
         """Return the truncation and the vectors of queries. Raises ValueError if there is no query."""
@@ -342,7 +245,7 @@ class Searcher:
         With `max_passage`, the passages are the best ones of the best documents, and the ids are the documents' ids.
         With several processes, only the first returns ids.
         """
-        corpus = self._corpus if self.group.count == 1 else self.encoded_corpus
+        corpus = self.vectors.loaded_corpus if self.group.count == 1 else self.encoded_corpus
         if self.max_passage:
             search_rows = functools.partial(self._search_rows, progress=progress)
             result = best_documents(
@@ -362,36 +265,14 @@ class Searcher:
 
     def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
         """Return the best passages of all processes for the vectors of each query."""
-        local_result = self.group.agree_on(lambda: self.search_own(vectors, k, progress))
+        local_result = self.group.agree_on(lambda: self.vectors.search(vectors, k, progress))
         return self.group.merge(local_result, min(k, self.encoded_corpus.total_rows))
-
-    def search_own(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
-        """Return the best passages among this process's rows, with rows of the whole corpus."""
-        result = self._search_own(vectors, k, progress)
-        return replace(result, rows=result.rows + self.first_row) if self.first_row else result
-
-    def _search_own(self, vectors: TextVectors, k: int, progress: bool) -> SearchResult:
-        """Return the best passages among this process's rows, with rows numbered in its own range."""
-        if not self._local_corpus.total_rows:  # the corpus has fewer shards than processes
-            return no_result(len(vectors), self.description)
-        if self.lists:
-            assert isinstance(vectors, SparseRows)
-            return self.lists.search(vectors, k, progress)
-        if self.generator:
-            assert isinstance(vectors, Ragged)
-            return self.generator(vectors, self._corpus, k, progress)
-        if self.index:
-            search_index: Callable[..., SearchResult] = self.index.search
-            return search_index(vectors, self._corpus, k)
-        return search(vectors, self._corpus, k, self.backend, progress)
 
     def with_recall(self, outcome: SearchOutcome) -> SearchOutcome:
         """Return the outcome with the recall of an approximate search. To measure it, some queries are also searched
         exactly."""
-        if not self.generator or isinstance(outcome.vectors, SparseRows):
-            return outcome
-        recall = compare_with_exact(self.generator.spec, outcome.result, outcome.vectors, self._corpus, self.backend)
-        return replace(outcome, approximate=recall)
+        recall = self.vectors.measure_recall(outcome.vectors, outcome.result)
+        return replace(outcome, approximate=recall) if recall else outcome
 
     def warm_up(self, queries: Sequence[Query], k: int) -> list[str]:
         """Compile the programs for single queries of these lengths, and read the vectors.
@@ -410,47 +291,16 @@ class Searcher:
                 first_ids = first_ids or ids
         return first_ids
 
-    @property
-    def description(self) -> str:
-        """Return a line about the backend, index or candidates."""
-        return (self.lists or self.generator or self.index or self.backend).description
-
-    @property
-    def vector_location(self) -> str:
-        """Return where the vectors are at the next search.
-
-        "memory": in the host's memory. "devices": only on the devices. "disk": every search reads all of them.
-        "mapped": mapped into memory; a search with an index reads a few of them.
-        """
-        if self.index:
-            return "mapped"
-        if self.lists:
-            return "disk" if self.lists.blocks_in_memory is None else "memory"
-        if not isinstance(self._corpus, InMemoryCorpus):
-            return "disk"
-        return "devices" if self._corpus.vectors is None else "memory"
-
     def best_vectors(self, outcome: SearchOutcome) -> list[list[tuple[int, ...]]]:
         """Return, for each passage of each ranking, the index of its best vector for each query vector."""
         rows = outcome.result.rows
         if self.run.model.vectors_per_passage == 1:
             return [[(0,)] * rows.shape[1]] * len(rows)
-        lists = iter(vectors_of(self._corpus, rows.reshape(-1)))
-        return [
-            [tuple((next(lists).astype(np.float64) @ query.T.astype(np.float64)).argmax(axis=0).tolist()) for _ in row]
-            for query, row in zip(outcome.vectors, rows, strict=True)
-        ]
+        return self.vectors.best_vectors(outcome.vectors, rows)
 
     def scores(self, vectors: TextVectors, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the scores of each query with the passages in its rows, computed in float64, rounded to float32."""
-        distinct = sorted({row for ranking in rows for row in ranking})
-        vectors_of_row = dict(zip(distinct, vectors_of(self._corpus, np.array(distinct, np.int64)), strict=True))
-
-        def score(query: np.ndarray, row: int) -> float:
-            products = vectors_of_row[row].astype(np.float64) @ query.T.astype(np.float64)  # [V,U]
-            return float(np.float32(products.max(axis=0).sum()))
-
-        return [[score(query, row) for row in ranking] for query, ranking in zip(vectors, rows, strict=True)]
+        return self.vectors.scores(vectors, rows)
 
     def best_passage(self, question: str, key: str) -> Passage:
         """Return the passage with an id that exists; with `max_passage` and a question, the document's best passage."""

@@ -278,7 +278,7 @@ class Routes:
                 answers = await self._compute(operation, tokens)
         assert model.searcher is not None
         searcher = model.searcher
-        exact = not (searcher.generator or searcher.index)
+        exact = searcher.vectors.is_exact()
 
         def content() -> dict[str, Any]:
             return {
@@ -480,6 +480,6 @@ def _model_facts(model: ServedModel) -> dict[str, Any]:
     facts["vectors_per_passage"] = model.run.model.vectors_per_passage
     if model.searcher:
         facts["corpus"] = {"name": model.encoded_name, **model.searcher.encoded_corpus.corpus_identity}
-        facts["backend"] = model.searcher.description
+        facts["backend"] = model.searcher.vectors.description
         facts["stale"] = model.is_stale
     return facts

@@ -185,9 +185,10 @@ class ServedRetriever:
         """Return the number of passages to search for; the first k of them are the answer. Raises RefusalError if `k`
         exceeds the number of candidates that the server scores."""
         searcher = self._searcher()
-        if searcher.generator and k > searcher.generator.spec.passages:
-            raise RefusalError(422, f"k is {k}; this server scores {searcher.generator.spec.passages} candidates")
-        if searcher.generator or searcher.index:
+        generator = searcher.vectors.generator
+        if generator and k > generator.spec.passages:
+            raise RefusalError(422, f"k is {k}; this server scores {generator.spec.passages} candidates")
+        if not searcher.vectors.is_exact():
             return k
         return next((count for count in COUNTS if count >= k), k)
 
@@ -270,8 +271,8 @@ class ServedRetriever:
     def _warm_counts(self) -> list[int]:
         """Return all numbers of passages that an exact search may be asked for."""
         searcher, largest_k = self._searcher(), self.options.most_k
-        if searcher.generator:
-            largest_k = min(largest_k, searcher.generator.spec.passages)
+        if searcher.vectors.generator:
+            largest_k = min(largest_k, searcher.vectors.generator.spec.passages)
         return sorted({self.count(min(count, largest_k)) for count in (*COUNTS, largest_k)})
 
     def _searcher(self) -> Searcher:

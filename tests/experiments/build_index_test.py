@@ -81,8 +81,8 @@ def test_single_questions_and_python(run: Run, capsys: pytest.CaptureFixture[str
     searcher = Searcher(run, corpus_folder(run.workdir), options)
     show_answer(searcher, "silver river", 3, progress=False)
     assert "(approximate search of 115 passages" in capsys.readouterr().out.splitlines()[0]
-    assert searcher.index
-    line = searcher.index.describe(3)
+    assert searcher.vectors.index
+    line = searcher.vectors.index.describe(3)
     assert line.startswith(
         "IVF4,PQ4x4, nprobe=3, 200 candidates scored exactly; its recall with these settings was not"
     )
@@ -116,4 +116,4 @@ def test_an_index_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path
     delete_passages(folder, tmp_path / "ids.txt")
     with pytest.raises(ValueError, match=r"jaxret .*--factory=IVF4,PQ4x4 --name=ivf"):
         Searcher(other, folder, SearchOptions(index="ivf"))
-    assert Searcher(other, folder).index is None
+    assert Searcher(other, folder).vectors.index is None

@@ -131,7 +131,8 @@ def test_a_search_equals_that_of_a_fresh_encoding(
         run, Corpus.open(tmp_path / "left.jsonl"), options=EncodeOptions(shard_rows=ROWS), progress=False
     ).folder
 
-    searcher = Searcher(run, folder, SearchOptions(backend))
+    opened_backend = Searcher(run, folder, SearchOptions(backend)).vectors.backend
+    assert opened_backend
     kept = [row for row, key in enumerate(open_encoded(whole).ids(np.arange(total))) if key not in gone]
     blocks = [block for _, block in open_encoded(whole)]
     stacked = concatenated(blocks)
@@ -141,7 +142,7 @@ def test_a_search_equals_that_of_a_fresh_encoding(
             queries,
             [stacked.take(np.array(kept)) if isinstance(stacked, Ragged) else stacked[kept]],
             k,
-            searcher.backend,
+            opened_backend,
         )
         actual = rankings(root, run, folder, k, backend)
         assert [[key for key, _ in ranking] for ranking in actual.values()] == [

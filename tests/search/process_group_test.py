@@ -67,7 +67,7 @@ def search_all():
     for name, (k, options) in json.loads(cases).items():
         searcher = Searcher(run, corpus_folder(run.workdir), SearchOptions(**options, all_processes=True))
         outcome = searcher.search(queries, k)
-        held[name] = [searcher.first_row, sum(len(shard) for _, shard in searcher._corpus)]
+        held[name] = [searcher.vectors.first_row, sum(len(shard) for _, shard in searcher.vectors.loaded_corpus)]
         if searcher.group.leads:
             write_run(out / f"{name}.trec", outcome.rankings, tag="t")
         else:

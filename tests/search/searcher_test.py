@@ -404,8 +404,11 @@ def test_only_vectors_in_memory_have_int8_copies(run: Run, monkeypatch: pytest.M
     for room, many in ((in_memory.MEMORY_BYTES, True), (0, False)):
         monkeypatch.setattr(in_memory, "MEMORY_BYTES", room)
         searcher = Searcher(run, corpus_folder(run.workdir), SearchOptions("faiss-cpu"), many=True)
-        assert isinstance(searcher.backend, FaissCpu)
-        assert (searcher.vector_location, searcher.backend.many) == ("memory" if many else "disk", many)
+        assert isinstance(searcher.vectors.backend, FaissCpu)
+        assert (searcher.vectors.location, searcher.vectors.backend.many) == (
+            "memory" if many else "disk",
+            many,
+        )
 
 
 @pytest.mark.slow

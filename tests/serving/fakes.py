@@ -26,7 +26,9 @@ def make_served(**values: Any) -> ServedRetriever:
     characters."""
     served = object.__new__(ServedRetriever)
     encoded_corpus = SimpleNamespace(total_rows=PASSAGES, corpus_identity={"passages": PASSAGES})
-    searcher = make_searcher(generator=None, index=None, encoded_corpus=encoded_corpus)
+    searcher = make_searcher(
+        vectors=SimpleNamespace(generator=None, is_exact=lambda: True), encoded_corpus=encoded_corpus
+    )
     vars(served).update(
         name="run",
         encoded_name="data",

@@ -180,5 +180,5 @@ def test_a_run_is_searched_and_recall_is_saved(tmp_path: Path, capsys: pytest.Ca
     assert searcher.search([Query("q", "silver river")], 1).approximate == {"candidates": "mean:1000"}, (
         "the result is not marked as exact"
     )
-    assert searcher.description.endswith(" candidates a query by mean")
-    assert searcher.generator
+    assert searcher.vectors.description.endswith(" candidates a query by mean")
+    assert searcher.vectors.generator

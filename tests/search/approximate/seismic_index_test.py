@@ -80,8 +80,8 @@ def test_recall_is_stored_and_stated(run: Run) -> None:
     result, ids = searcher.nearest(queries_of(run), 5)
     assert result.backend.startswith("Seismic, seismic")
     assert "p3" not in {id for row in ids for id in row}
-    assert searcher.index is not None
-    assert "recall of exact search @1" in searcher.index.describe(5)
+    assert searcher.vectors.index is not None
+    assert "recall of exact search @1" in searcher.vectors.index.describe(5)
     assert not [v for v in verify_folder(searcher.folder) if v.problem]
 
 
