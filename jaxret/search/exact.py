@@ -24,6 +24,7 @@ from jaxret.parallel.progress import COMPILATION, Progress
 from jaxret.search.backends.precision import FLOAT32
 from jaxret.search.backends.select import Backend
 from jaxret.search.backends.xla_backend import Xla
+from jaxret.search.faster_backend import faster_backend
 from jaxret.search.full_scan import scan_all
 from jaxret.search.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
 from jaxret.search.multi_vector import VectorLists
@@ -76,6 +77,14 @@ def search(
     if vector_corpus.ragged and not backend.lists:
         raise ValueError(f"search backend {backend.name!r} cannot search lists of vectors; use xla, or auto")
 
+    margin = LISTS_MARGIN if vector_corpus.ragged and backend.precision != FLOAT32 else MARGIN
+    depth = first_depth(k, backend.precision.extra_candidates, margin)
+    backend = faster_backend(
+        backend,
+        vectors,
+        vector_corpus,
+        lambda part, sample, choice: find_candidates(part, sample, depth, choice, False),
+    )
     norm = 0.0  # largest norm of a vector of the corpus
 
     def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
@@ -89,8 +98,6 @@ def search(
     def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
         return scan_all(vectors.take(part), vector_corpus, scores, rows, norm)
 
-    margin = LISTS_MARGIN if vector_corpus.ragged and backend.precision != FLOAT32 else MARGIN
-    depth = first_depth(k, backend.precision.extra_candidates, margin)
     return search_until_proven(find, len(vectors), vector_corpus.total_rows, k, backend.description, depth, settle)
 
 

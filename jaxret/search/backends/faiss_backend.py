@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -51,6 +52,8 @@ class FaissCpu:
     # Whether a block is searched many times. From the first single query on, the block is kept in int8, too, which
     # takes a quarter more memory (`int8.py`).
     many: bool = False
+    # What opens the backend that may be faster, given a reason (`faster_backend.py`).
+    rival: Callable[[str], Any] | None = None
     name: str = "faiss-cpu"
     lists: ClassVar[bool] = False
     precision: ClassVar[Precision] = FLOAT32

@@ -61,7 +61,8 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
     """Choose the backend of a search; its `description` has the reason. Call `self_check` on it before use.
 
     Args:
-        name: the name of the backend; "auto" takes the first of AUTO_ON_... that is available and fits the others.
+        name: the name of the backend; "auto" takes the first of AUTO_ON_... that is available and fits the others. On
+            a CPU, a large search then measures whether XLA is faster (`faster_backend.py`).
         lists: whether the corpus has lists of vectors.
         precision: the precision in which candidates are found.
 
@@ -75,7 +76,8 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
             problem = _lacks(kind, lists, numbers) or kind.available()
             if problem is None:
                 problems = "".join(f", not {backend}: {reason}" for backend, reason in reasons)
-                return _open(kind, f"auto: JAX runs on {jax.default_backend()}{problems}", numbers, lists)
+                backend = _open(kind, f"auto: JAX runs on {jax.default_backend()}{problems}", numbers, lists)
+                return replace(backend, rival=Xla.open) if isinstance(backend, FaissCpu) else backend
             reasons.append((choice, problem))
         raise ValueError("no search backend fits: " + "; ".join(f"{choice}: {reason}" for choice, reason in reasons))
     if name == "scipy":
@@ -110,5 +112,6 @@ def _open(kind: Any, reason: str, precision: Precision, lists: bool) -> Backend:
 
 
 def with_many_searches(backend: Backend) -> Backend:
-    """Return the backend with settings for blocks that are loaded once and searched many times."""
-    return replace(backend, many=True) if isinstance(backend, FaissCpu) else backend
+    """Return the backend with settings for blocks that are loaded once and searched many times. It has no rival,
+    because the loaded blocks belong to it."""
+    return replace(backend, many=True, rival=None) if isinstance(backend, FaissCpu) else backend
