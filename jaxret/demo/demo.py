@@ -59,7 +59,7 @@ SYSTEMS = (
         "first_layers",
         "MiniLM's layers 1-5, untrained",
         "where training starts: the model before it has learnt anything here",
-        "vectors, not words, from layers not tuned for it",
+        "vectors, not words; layers not tuned for retrieval",
     ),
     DemoSystem(
         "dual_encoder",
@@ -77,7 +77,7 @@ SYSTEMS = (
         "as_it_comes",
         "MiniLM's 6 layers, untrained",
         "the whole model as published, for scale",
-        "its makers' training on a billion pairs, none here",
+        "published training on a billion pairs, none here",
     ),
 )
 BASELINE = "BM25"
