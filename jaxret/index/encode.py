@@ -25,7 +25,7 @@ from jaxret.parallel.events import emit
 from jaxret.parallel.progress import job_log
 from jaxret.runs.encoded_steps import ANNOUNCEMENT_FILE, announcement_files
 from jaxret.runs.mismatch import ContractError
-from jaxret.runs.run import Run
+from jaxret.runs.run import Run, require_checkpoint
 from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.storage.atomic import write_json
 from jaxret.storage.bucket_leases import open_leases
@@ -262,6 +262,7 @@ def encode_source(
         start = time.perf_counter()
         try:
             job.fill()
+            require_checkpoint(run, folder)
             finish_encoding(writer, leases, source)
         except BaseException as error:
             if isinstance(error, ChangedCorpusError):

@@ -179,7 +179,7 @@ class EncodeWorker:
         if self.writer.has(shard, verify=False):
             return None
         announce(self.writer, self.leases)
-        require_checkpoint(self.run)
+        require_checkpoint(self.run, self.writer.folder)
         lease = self.leases.claim(shard.suffix)
         if lease and self.writer.has(shard, verify=False):  # another job wrote it before this job had the lease
             self.leases.release(lease)

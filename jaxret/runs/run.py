@@ -44,6 +44,7 @@ from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
+from jaxret.storage.working_copy import refresh, shown_path
 from jaxret.types import Params
 from jaxret.version import __version__
 
@@ -509,12 +510,17 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
     return int(name)
 
 
-def require_checkpoint(run: OpenedRun[Any]) -> None:
+def require_checkpoint(run: OpenedRun[Any], vectors: Path) -> None:
     """Raise CheckpointError if training has deleted the checkpoint of a run after it was opened. Vectors that are
-    announced prevent this deletion."""
+    announced prevent this deletion, unless the training chose the checkpoint for it just before. `vectors` is the
+    folder of the vectors."""
     folder = run.workdir.checkpoints / str(run.checkpoint["step"])
+    refresh(folder)
     if folder.parent.exists() and not folder.exists():
-        raise CheckpointError(f"{folder} was deleted: training has made a newer checkpoint; run encode again")
+        raise CheckpointError(
+            f"{shown_path(folder)} was deleted: training has made a newer checkpoint, and no model fits vectors of the "
+            f"deleted one. Delete {shown_path(vectors)}, if it exists, and run encode again"
+        )
 
 
 def find_best_checkpoint(workdir: Workdir, config: ConfigDict) -> dict[str, Any]:

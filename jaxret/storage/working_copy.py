@@ -118,12 +118,12 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
 
 
 def refresh(path: str | os.PathLike[str]) -> None:
-    """Fetch the files that other processes have published, if a path is in a working copy.
+    """Fetch the files below a path that other processes have published, if it is in a working copy.
 
     Raises BucketError if the bucket cannot be read.
     """
     if copy := copy_of(path):
-        copy.refresh()
+        copy.refresh(copy.name_of(Path(path)))
 
 
 def stored_file(path: str | os.PathLike[str]) -> StoredFile | None:
@@ -252,13 +252,13 @@ class WorkingCopy:
 
     def stored_file(self, path: Path) -> StoredFile | None:
         """Return digest and size of a file whose bytes are only in the bucket; None for any other path."""
-        name = self._name(path)
+        name = self.name_of(path)
         return self._files[name] if name in self._remote_names else None
 
     def fetch_files(self, folder: Path, names: Collection[str] | None = None) -> None:
         """Fetch the files of a folder whose bytes are only in the bucket. `names` limits them to some names; None:
         all."""
-        name = self._name(folder)
+        name = self.name_of(folder)
         remote_names = None if names is None else {f"{_prefix(name)}{remote_name}" for remote_name in names}
 
         def is_needed(remote: str) -> bool:
@@ -269,10 +269,10 @@ class WorkingCopy:
 
     def digest(self, folder: Path) -> str:
         """Return a digest of the names and digests of the files below a folder that this process has seen."""
-        prefix = _prefix(self._name(folder))
+        prefix = _prefix(self.name_of(folder))
         return sha256_json({name: file.sha256 for name, file in self._files.items() if name.startswith(prefix)})
 
-    def _name(self, path: Path) -> str:
+    def name_of(self, path: Path) -> str:
         """Return the name of a path in the copy, relative to it; "" for the copy itself."""
         name = path.absolute().relative_to(self.path).as_posix()
         return "" if name == "." else name

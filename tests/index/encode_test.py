@@ -689,6 +689,28 @@ def test_a_checkpoint_that_training_deleted_encodes_nothing(root: Path, run: Run
     assert not list((tmp_path / "embeddings").rglob("*.json")), "nothing is announced"
 
 
+def test_a_checkpoint_that_training_deletes_during_encoding_is_an_error(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training read the announced vectors just before these were announced."""
+    other = with_run(run, tmp_path)
+    checkpoint = other.workdir.checkpoints / "0"
+    checkpoint.mkdir(parents=True)
+    write = EncodeWorker.write
+
+    def write_and_delete(*arguments: Any) -> None:
+        write(*arguments)
+        if checkpoint.exists():
+            checkpoint.rmdir()
+
+    monkeypatch.setattr(EncodeWorker, "write", write_and_delete)
+    folder = tmp_path / "embeddings" / "data"
+    with pytest.raises(CheckpointError, match=rf"checkpoints/0 was deleted: .*Delete {folder}"):
+        encode_corpus(other, Corpus.open(root / "data"), progress=False)
+    assert not (folder / "manifest.json").exists()
+    assert list(folder.glob("shard-*.json")), "control: a shard was written"
+
+
 def test_shard_rows_may_change_while_there_is_no_shard(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
