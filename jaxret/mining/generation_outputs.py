@@ -83,7 +83,7 @@ def write_expanded_corpus(queries: GeneratedQueries, folder: Path, work: Path) -
 
     def expanded_lines() -> Iterator[str]:
         for passage, texts in queries.passages():
-            longer = replace(passage, text=" ".join([passage.text, *texts]))
+            longer = replace(passage, text=" ".join(filter(None, [passage.text, *texts])))
             yield _line(_id=longer.id, title=longer.title, text=longer.text)
 
     _write_lines(path, work, expanded_lines())

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, QuerySource, TrainingSource, write_beir
+from jaxret.data.formats import Corpus, Policy, QuerySource, TrainingSource, write_beir
 from jaxret.data.records import Passage
 from jaxret.data.tokens.backend import load_backend
 from jaxret.mining.generate_queries import GenerationJob, generate_queries
 from jaxret.mining.generation_options import GenerationOptions
+from jaxret.mining.generation_outputs import GeneratedQueries, write_expanded_corpus
 from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.query_generator import PromptTokenizer, open_query_generator
@@ -78,6 +80,15 @@ def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
 
     again = generate_queries(model, Corpus.open(corpus), out, SAMPLES, SETTINGS)
     assert (again.parts_written, again.programs) == (0, 0), "nothing is generated again"
+
+
+def test_queries_of_a_passage_without_text_are_its_text(tmp_path: Path) -> None:
+    write_beir(tmp_path / "data", [Passage("p", "", "stone"), Passage("q", "river", "")], [], {})
+    corpus = Corpus.open(tmp_path / "data")
+    read = partial(iter, [("p", ["one", "two"]), ("q", ["three"])])
+    write_expanded_corpus(GeneratedQueries(corpus, corpus.scan(Policy()), "error", read), tmp_path, tmp_path)
+    expanded = Corpus.open(tmp_path / "expanded").read()
+    assert [passage.text for passage in expanded] == ["one two", "river three"]
 
 
 @pytest.mark.slow
