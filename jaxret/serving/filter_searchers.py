@@ -45,7 +45,7 @@ class FilterSearchers:
             several = values if isinstance(values, list) else [values]
             if not several or not all(isinstance(value, (str, int, float)) for value in several):  # bool is an int
                 expected = "a text, number, true or false, or a list of these"
-                raise RefusalError(422, f"filter.{name!r:.60} is {shown(values)}; it must be {expected}")
+                raise RefusalError(422, f"filter.{shown(name)} is {shown(values)}; it must be {expected}")
             # The index of metadata has numbers and true as in JSON.
             pairs += [(name, value if isinstance(value, str) else json.dumps(value)) for value in several]
         if self._base.filters:
@@ -56,7 +56,7 @@ class FilterSearchers:
             return self._searchers[key]
         if unknown_names := [name for name in filters if name not in self.fields]:
             among = f"the fields are {', '.join(self.fields)}" if self.fields else "the passages have no metadata"
-            raise RefusalError(422, f"no passage has a field {unknown_names[0]!r:.60}; {among}")
+            raise RefusalError(422, f"no passage has a field {shown(unknown_names[0])}; {among}")
         try:
             rows = matching_rows(self._base.encoded_corpus, key)
         except CORPUS_ERRORS:

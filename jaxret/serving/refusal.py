@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,5 +114,6 @@ def check_text(text: Any, place: str, most_characters: int) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value's repr, for an error."""
-    return f"{value!r:.60}"
+    """Return the beginning of a value as JSON, the language of requests, for an error."""
+    # UTF-8 has no half of a surrogate pair.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()[:60]

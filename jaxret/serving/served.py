@@ -29,7 +29,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, SearchOutcome
 from jaxret.serving.filter_searchers import FilterSearchers
-from jaxret.serving.refusal import RefusalError
+from jaxret.serving.refusal import RefusalError, shown
 from jaxret.serving.serve_options import ServeOptions, named_run
 from jaxret.serving.served_reranker import ServedReranker
 from jaxret.serving.shapes import batch_sizes, served_length, served_lengths
@@ -317,10 +317,10 @@ class ServedRetriever:
         if key:
             searcher = self._searcher()
             if searcher.texts.missing_ids({key}):
-                return RefusalError(404, f"the corpus has no passage {key!r:.60}", "no_passage")
+                return RefusalError(404, f"the corpus has no passage {shown(key)}", "no_passage")
             passage = searcher.best_passage(question, key)
             if not passage.text and not passage.title:
-                return RefusalError(404, f"passage {key!r:.60} has no text", "no_text")
+                return RefusalError(404, f"passage {shown(key)} has no text", "no_text")
         explained_side: Side = "query" if question else "passage"
         if not (question and passage) and not self.run.model.module.head.word_values(explained_side):
             return RefusalError(422, "this run explains a query and a passage together only: give both")

@@ -51,7 +51,7 @@ def test_openai(server: Running, encoding: Any) -> None:
     assert np.allclose(vector_of(answer, encoding), query, atol=2e-5)
     assert not np.allclose(document, query, atol=1e-2), "control: texts differ"
     assert "dual:query" in [model.id for model in client.models.list()]
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
+    with pytest.raises(openai.NotFoundError, match='there is no model "gpt"'):
         client.embeddings.create(model="gpt", input="x")
     with pytest.raises(openai.BadRequestError, match="another vocabulary"):
         client.embeddings.create(model="dual", input=[[1, 2, 3]])

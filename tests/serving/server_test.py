@@ -103,8 +103,8 @@ def test_search_by_filters(server: Running, runs: Path) -> None:
             assert {hit["id"] for hit in hits} == {hit.id for hit in own}
     assert server.ask("/fields?model=mlr")[1]["fields"]["colour"][0].keys() == {"value", "passages"}
     for wrong, sentence in {
-        "colour": "filter is 'colour'; it must be an object",
-        "shape": "no passage has a field 'shape'; the fields are colour",
+        "colour": 'filter is "colour"; it must be an object',
+        "shape": 'no passage has a field "shape"; the fields are colour',
         "value": "no passage has one of the values of filter; GET /fields lists values",
     }.items():
         body = {"colour": "colour", "shape": {"shape": "round"}, "value": {"colour": "mauve"}}[wrong]
@@ -213,7 +213,7 @@ def test_explain(server: Running) -> None:
     status, answer = server.ask("/explain", {"query": "silver", "passage": "silver stone", "model": "late"})
     assert "query token" in answer["explanation"]
     status, answer = server.ask("/explain", {"query": "silver", "passage_id": "../../etc/passwd"})
-    assert (status, answer["error"]["message"]) == (404, "the corpus has no passage '../../etc/passwd'")
+    assert (status, answer["error"]["message"]) == (404, 'the corpus has no passage "../../etc/passwd"')
 
 
 def test_info_and_metrics(server: Running) -> None:
@@ -251,11 +251,11 @@ def test_info_and_metrics(server: Running) -> None:
             413,
             "would have 768000 numbers; 500000 are allowed: send fewer texts at a time",
         ),
-        ("/v1/embeddings", {"input": "x", "model": "gpt"}, 404, "there is no model 'gpt'; there are mlr, dual"),
+        ("/v1/embeddings", {"input": "x", "model": "gpt"}, 404, 'there is no model "gpt"; there are mlr, dual'),
         ("/v1/embeddings", {"input": "x", "encoding_format": "xml"}, 422, "must be one of float, base64"),
         ("/v1/embeddings", {"model": "dual"}, 422, "input is missing"),
         ("/v1/embeddings", {"input": ["x", ""]}, 422, "input[1] is blank"),
-        ("/v1/embeddings", {"input": ["x", None]}, 422, "input[1] is None; it must be a text"),
+        ("/v1/embeddings", {"input": ["x", None]}, 422, "input[1] is null; it must be a text"),
         ("/v1/embeddings", {"input": []}, 422, "a list of texts that is not empty"),
         ("/v1/embeddings", {"input": "x" * 100_001}, 413, "has 100001 characters"),
         ("/v1/embeddings", {"input": ["x"] * 1025}, 413, "input has 1025 texts; a request may have 1024"),
@@ -264,9 +264,9 @@ def test_info_and_metrics(server: Running) -> None:
         ("/v1/embeddings", b"{", 400, "double quotes: line 1 column 2"),
         ("/v1/embeddings", b"[" * 100_000, 400, "the body is not JSON"),
         ("/v1/embeddings", b'{"input": "\\ud800"}', 422, "half of a surrogate pair at character 1"),
-        ("/search", b'{"queries": ["x"], "filter": {"\\ud800": 1}}', 422, "no passage has a field '\\ud800'"),
-        ("/search", {"queries": ["x"], "filter": {"colour": {"red": 1}}}, 422, "true or false, or a list"),
-        ("/search", b'{"queries": ["x"], "k": "\\ud800"}', 422, "k is '\\ud800'; it must be a whole number"),
+        ("/search", b'{"queries": ["x"], "filter": {"\\ud800": 1}}', 422, 'no passage has a field "\\ud800"'),
+        ("/search", {"queries": ["x"], "filter": {"colour": {"red": 1}}}, 422, 'is {"red": 1}; it must be a text'),
+        ("/search", b'{"queries": ["x"], "k": "\\ud800"}', 422, 'k is "\\ud800"; it must be a whole number'),
         ("/embed", {"inputs": "x " * 60, "truncate": False, "model": "dual"}, 413, "more than 24 tokens"),
         ("/embed", {"inputs": "x", "truncation_direction": "left"}, 422, "must be one of right"),
         ("/embed_sparse", {"inputs": "x"}, 424, "mlr has dense vectors"),
@@ -276,12 +276,12 @@ def test_info_and_metrics(server: Running) -> None:
         ("/search", {}, 422, "queries is missing: a list of texts"),
         ("/search", {"queries": ["x"], "k": 0}, 422, "k is 0; it must be 1 to 1000"),
         ("/search", {"queries": ["x"], "k": 1001}, 422, "k is 1001; it must be 1 to 1000"),
-        ("/search", {"queries": ["x"], "k": True}, 422, "k is True; it must be a whole number"),
+        ("/search", {"queries": ["x"], "k": True}, 422, "k is true; it must be a whole number"),
         (
             "/search",
             {"queries": ["x"], "filters": {}},
             422,
-            "'filters' is not a key of this request; did you mean filter",
+            '"filters" is not a key of this request; did you mean filter',
         ),
         ("/explain", {"query": "x", "id": "p1"}, 422, "(keys: query, passage_id, passage, title, top, model)"),
         ("/explain", {}, 422, "give query, passage"),
