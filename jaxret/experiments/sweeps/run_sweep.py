@@ -133,7 +133,7 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> SweepRe
     judged = JudgedSource.open(setup.diversity, evaluation.source.queries.split) if setup.diversity else None
     texts = read_judged_texts(judged) if judged else None
     if judged:
-        runs = _with_reports(runs, judged)
+        runs = _with_reports(runs, judged, evaluation.name)
     part_runs = runs[part]
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
     skipped_runs: Sequence[SweepRun] = part_runs
@@ -143,7 +143,7 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> SweepRe
         if run.report and judged and texts:
             checkpoint = find_best_checkpoint(run.stage_folder, run.stage.config)
             if not is_diversity_of(run.report, checkpoint, texts):
-                text = report_diversity(open_run(run.stage_folder), judged)
+                text = report_diversity(open_run(run.stage_folder), judged, evaluation.name)
                 print(f"{run.name}: {text}", flush=True)
     if skipped_runs:
         names = " and ".join(run.name for run in skipped_runs)
@@ -197,11 +197,11 @@ def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
             raise ValueError(f"{run.label}: {error}") from error
 
 
-def _with_reports(runs: Sequence[SweepRun], judged: JudgedSource) -> list[SweepRun]:
-    """Return the runs with the paths of their reports. Raises ValueError if no point has several vectors per
-    passage."""
+def _with_reports(runs: Sequence[SweepRun], judged: JudgedSource, name: str) -> list[SweepRun]:
+    """Return the runs with the paths of their reports, which have a name or, if it is "", that of the data. Raises
+    ValueError if no point has several vectors per passage."""
     runs_with_reports = [
-        replace(run, report=diversity_path(run.stage_folder, judged)) if _has_several_vectors(run) else run
+        replace(run, report=diversity_path(run.stage_folder, judged, name=name)) if _has_several_vectors(run) else run
         for run in runs
     ]
     if all(run.report is None for run in runs_with_reports):
