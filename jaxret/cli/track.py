@@ -23,4 +23,4 @@ def main(run: str) -> None:
 
     for name, counts in track_run(run, _TO.value, _PROJECT.value).items():
         emit("tracker", run=run, name=name, lines=counts.lines, evaluations=counts.evaluations)
-        print(f"{name}: sent {counts.lines:,} lines of metrics and {counts.evaluations} evaluations of {run}")
+        print(f"{name}: sent {counts.lines:,} lines of metrics and {counts.evaluations} evaluation(s) of {run}")

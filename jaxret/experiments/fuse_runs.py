@@ -164,7 +164,7 @@ def _check_job(job: FuseJob) -> None:
     if len(job.runs) < 2:
         raise ValueError(f"{len(job.runs)} run is given; fusion takes two or more")
     if job.weights and len(job.weights) != len(job.runs):
-        raise ValueError(f"--weights has {len(job.weights)} numbers for {len(job.runs)} runs; give one for each")
+        raise ValueError(f"--weights has {len(job.weights)} number(s) for {len(job.runs)} runs; give one for each")
     if invalid := [weight for weight in job.weights if not (math.isfinite(weight) and weight >= 0)]:
         raise ValueError(f"--weights has {invalid[0]:g}; a weight is a finite number of at least 0")
     if job.tune_runs and job.weights:

@@ -281,7 +281,7 @@ def encode_source(
     if job.own_shards:
         if len(job.own_shards) > 1 and not source.texts:
             log(str(job.truncation))
-        log(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} programs compiled")
+        log(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} program(s) compiled")
     result = EncodeResult(
         folder=folder,
         passages=scan.passages,

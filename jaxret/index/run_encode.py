@@ -26,7 +26,7 @@ def run_encode(request: EncodeRequest) -> None:
     if request.delete:
         folder = corpus_folder(workdir, request.name, "--name")
         deletions, passages_left = delete_passages(folder, request.delete)
-        print(f"{deletions:,} passages deleted from {folder}; {passages_left:,} are left")
+        print(f"{deletions:,} passage(s) deleted from {folder}; {passages_left:,} are left")
         return
     keep_freed_memory()
     request.processes.join()

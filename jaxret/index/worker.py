@@ -90,7 +90,7 @@ class EncodeWorker:
                     if not waiting:
                         shard = shards[0].suffix
                         holder = self.leases.holder(shard)
-                        log(f"waiting for {len(shards)} shards of other jobs; {shard} is with {holder}")
+                        log(f"waiting for {len(shards)} shard(s) of other jobs; {shard} is with {holder}")
                     waiting = True
                     time.sleep(pause)
                     pause = min(1.5 * pause, max(LEASE_PAUSE, self.leases.bound / 20))

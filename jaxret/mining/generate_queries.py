@@ -171,7 +171,7 @@ class GenerationJob:
                 # If this job wrote nothing, other jobs have the missing parts.
                 if self.parts_written == parts_before and any(not path.exists() for path in parts):
                     if not has_waited:
-                        print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
+                        print_line(f"waiting for {len(missing_numbers)} part(s) of other jobs")
                     has_waited = True
                     time.sleep(_PAUSE)
         if self.passages_read:

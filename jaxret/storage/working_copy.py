@@ -531,7 +531,7 @@ def _end() -> None:
             changed_files = {name: path for name, path in changed_files.items() if not _DERIVED.search(name)}
             if (changed_files or removed_names) and copy._process == os.getpid() and not copy._plain:
                 print(
-                    f"{copy.address}: {len(changed_files)} files were not published; they are in {copy.keep()}",
+                    f"{copy.address}: {len(changed_files)} file(s) were not published; they are in {copy.keep()}",
                     file=sys.stderr,
                 )
                 continue

@@ -250,7 +250,7 @@ def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("one.trec", "two.trec", "--out=o.trec", "--weights=1"), "--weights has 1 numbers for 2 runs"),
+        (("one.trec", "two.trec", "--out=o.trec", "--weights=1"), "--weights has 1 number(s) for 2 runs"),
         (("one.trec", "two.trec", "--out=o.trec", "--weights=nan,1"), "--weights has nan"),
         (("one.trec", "two.trec", "--out=o.trec", "--weights=1,-0.5"), "--weights has -0.5"),
         (("one.trec", "empty.trec", "--out=o.trec"), "empty.trec: it has no rankings"),

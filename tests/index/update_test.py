@@ -331,7 +331,7 @@ def test_a_request_encodes_cuts_appends_and_deletes(
     assert f"20 passages are in {folders[0]}" in lines
     assert f"20 passages are in {folders[1]}" in lines
     assert lines[-2].endswith(f", a part of {folders[2]}")
-    assert lines[-1] == f"2 passages deleted from {folders[2]}; 58 are left"
+    assert lines[-1] == f"2 passage(s) deleted from {folders[2]}; 58 are left"
     assert [open_encoded(folder).dimension == 3 for folder in folders] == [False, True, False]
 
 

@@ -685,7 +685,7 @@ publish_all()
     assert job.returncode == 1
     assert "gs://bucket/one/file: another job has written it" in errors
     kept = errors.strip().splitlines()[-1]
-    assert kept.startswith("gs://bucket/one: 1 files were not published; they are in ")
+    assert kept.startswith("gs://bucket/one: 1 file(s) were not published; they are in ")
     assert (Path(kept.rpartition(" ")[2]) / "file").read_text() == "one"
     assert any(body == b"two" for _, body in gcs[0].objects.values())
 
