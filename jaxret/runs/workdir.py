@@ -47,7 +47,7 @@ class Workdir:
     @property
     def name(self) -> str:
         """Return the name of the run in results: the last part of its path."""
-        return self.path.name or self.path.resolve().name
+        return self.path.resolve().name if self.path.name in ("", "..") else self.path.name
 
     @property
     def config(self) -> Path:

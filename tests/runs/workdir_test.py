@@ -29,6 +29,7 @@ def test_a_workdir_is_made_from_paths_and_workdirs(tmp_path: Path) -> None:
     assert (str(Workdir(tmp_path)), Path(Workdir(tmp_path))) == (str(tmp_path), tmp_path)
     assert Workdir(tmp_path).name == tmp_path.name
     assert Workdir(".").name == Path.cwd().name
+    assert Workdir(tmp_path / "eval" / "..").name == tmp_path.name
 
 
 def test_an_empty_path_is_an_error() -> None:

@@ -104,13 +104,15 @@ def annealing_picture(runs: Runs) -> Figure:
 def temperatures(workdir: Workdir, key: str) -> tuple[list[int], list[float]]:
     """Return (steps, values of loss.KEY after annealing) of a run, from step 0 to its last logged step.
 
-    `key` is "temperature" or "local_temperature". Raises ValueError for a run without training data.
+    `key` is "temperature" or "local_temperature". Raises ValueError for a run without training data or logged steps.
     """
     config, record = stored_config(workdir), read_json(workdir.data)
     examples = (record.get("train") or {}).get("examples")
     if not examples:
         raise ValueError(f"{workdir} has no training data, so there is no annealing to draw")
-    last = int(max(line["step"] for line in read_metrics(workdir)))
+    if not (metrics := read_metrics(workdir)):
+        raise ValueError(f"{workdir}: no training step is logged, so there is no annealing to draw")
+    last = int(max(line["step"] for line in metrics))
     settings = LossSettings(**loss_fields(config), epochs_per_batch=config.train.batch_size / examples)
     steps = list(range(last + 1))
     factors = [float(settings.annealing(step * config.train.accumulate)) for step in steps]

@@ -133,6 +133,9 @@ def test_annealing_is_that_of_training(tmp_path: Path) -> None:
     expected = [0.2 * max(0.3, math.exp(-0.5 * (step // 10))) for step in steps]
     assert values == pytest.approx(expected, rel=1e-6)
     assert len(set(values)) == 4, "the floor is reached"
+    run.metrics.write_text("")
+    with pytest.raises(ValueError, match="no training step is logged"):
+        temperatures(run, "temperature")
 
 
 def test_bars_of_winners_and_weights(tmp_path: Path) -> None:
