@@ -398,7 +398,8 @@ def test_threads_of_numpy_sleep_when_there_is_no_work() -> None:
         "from jaxret.cli.app import shorten_spinning; shorten_spinning(); import glob, os, time, numpy;"
         "time.sleep(0.3);"
         "threads = [file for file in glob.glob('/proc/self/task/*/schedstat') if f'/{os.getpid()}/' not in file];"
-        "print(len(threads), sum(int(open(file).read().split()[0]) for file in threads))"  # ns on a core
+        # Nanoseconds that threads spent on a core.
+        "print(len(threads), sum(int(open(file).read().split()[0]) for file in threads))"
     )
     user = {name: value for name, value in environment().items() if not name.startswith("OPENBLAS")}
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=user, capture_output=True, text=True)

@@ -69,7 +69,7 @@ class Reads:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.keys: set[str] = set()
-        self._places: dict[int, tuple[str, ConfigDict]] = {}  # holding the config keeps its id unique
+        self._places: dict[int, tuple[str, ConfigDict]] = {}  # a reference to the config, so that its id stays unique
         self._copying = 0
         get, to_dict = ConfigDict.__getitem__, ConfigDict.to_dict
 

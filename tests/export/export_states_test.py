@@ -26,7 +26,7 @@ from jaxret.search.in_memory import vectors_of
 from tests.export.stores.corpora import PACKAGES
 from tests.pipeline import untrained_run, write_data, write_encoder
 
-ROWS = 10  # per shard
+ROWS = 10  # rows of a shard
 POOLER = {"pooler.dense.weight": np.full((32, 32), 0.25, np.float32), "pooler.dense.bias": np.ones(32, np.float32)}
 
 

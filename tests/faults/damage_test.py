@@ -297,7 +297,7 @@ def test_shards(fixed: Victim, trials: Trials) -> None:
         trials.count(named, f"{what}: {refused.value}", detected=True)
         trials.count(fixed.encode() == fixed.expected["encode"], f"{what}: encoding again does not repair it")
         fixed.repair()
-    (folder / sidecar).unlink()  # only encoding jobs read it
+    (folder / sidecar).unlink()  # only encoding jobs read the sidecar of a shard
     trials.count(fixed.search() == fixed.expected["search"], "without a sidecar: another ranking")
     trials.count(fixed.encode() == fixed.expected["encode"], "a sidecar deleted: encoding again does not repair it")
     fixed.repair()

@@ -65,7 +65,7 @@ def test_full_while_encoding(tiny: Tiny, disk: Path, trials: Trials) -> None:
     workdir = disk / "run"
     copy(tiny, workdir)
     free = used(disk)
-    for room in (0, 4, 12, 40, 100, 180):  # KiB; everything together needs more
+    for room in (0, 4, 12, 40, 100, 180):  # KiB of room; all files together need more
         resize(disk, free + room)
         done = run("encode.py", *encoding(tiny, workdir))
         trials.count(names_cause(done, workdir), f"{room} KiB: {done.output}", detected=True)

@@ -62,7 +62,7 @@ class Alone:
 
     result: Any
     first: float  # seconds until the folder existed
-    last: float  # seconds until it ended
+    last: float  # seconds until the job ended
     calls: int  # system calls that make something durable or visible
 
 

@@ -65,7 +65,7 @@ class Script:
     _stdout: Output
     _stderr: Output
     returncode: int | None = None
-    cpu: float = 0.0  # seconds
+    cpu: float = 0.0  # seconds of processor time
 
     def poll(self, patience: float = 0) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], patience)[0]:

@@ -631,7 +631,7 @@ def test_a_passage_without_finite_vectors_is_named_with_its_line(
 
     def broken(self: Embedder, *rest: Any, **more: Any) -> Any:
         for vectors in embed(self, *rest, **more):
-            vectors.flat[2 * 2 + 1, 5] = np.nan  # two vectors per passage
+            vectors.flat[2 * 2 + 1, 5] = np.nan  # the second vector of passage 2
             yield vectors
 
     monkeypatch.setattr(Embedder, "encode_stream", broken)
@@ -775,7 +775,7 @@ def test_shard_rows_and_shard_mb_together(
         encode_corpus(other, Corpus.open(root / "data"), "old", EncodeOptions(shard_rows=100), progress=False).shards
         == 2
     )
-    monkeypatch.setattr(encode_plan, "MEGABYTE", row * 7)  # 7 passages
+    monkeypatch.setattr(encode_plan, "MEGABYTE", row * 7)  # a shard has 7 passages
     for options, expected in (
         (EncodeOptions(), 7),
         (EncodeOptions(shard_mb=2), 14),

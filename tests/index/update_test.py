@@ -64,7 +64,7 @@ def test_appended_passages_have_as_many_words(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"words is 2"):
             append_corpus(run, Corpus.open(more), folder, EncodeOptions(words=2), progress=False)
         with run.config.unlocked():
-            run.config.encode.words = 3  # changed after encoding
+            run.config.encode.words = 3  # the key is changed after encoding
         append_corpus(run, Corpus.open(more), folder, progress=False)
         run.config.encode.words = 0
         parts = open_encoded(folder).shards

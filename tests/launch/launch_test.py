@@ -173,7 +173,8 @@ LAUNCHERS = {
     "jobset.yaml": by_kubernetes("jobset.yaml"),
     "skypilot.yaml": by_skypilot,
 }
-PLATFORMS = {"kubernetes.yaml": "gpu", "jobset.yaml": "tpu", "skypilot.yaml": "gpu"}  # the others use the fixture's
+# Other files have the platform of the fixture.
+PLATFORMS = {"kubernetes.yaml": "gpu", "jobset.yaml": "tpu", "skypilot.yaml": "gpu"}
 
 
 @pytest.mark.table

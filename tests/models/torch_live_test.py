@@ -32,7 +32,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.exhaustive  # the stored outputs of torch are the quick test
 
 VOCABULARY = 50
-TINY_TOLERANCE = 1e-5  # absolute, on hidden states
+TINY_TOLERANCE = 1e-5  # absolute error of hidden states
 BASE_TOLERANCE = 5e-5
 GRADIENT_TOLERANCE = 1e-4  # relative to the largest entry of each gradient
 IGNORE = ("pooler", "cls", "vocab_", "lm_head", "head.", "decoder")

@@ -321,7 +321,7 @@ def test_two_processes_train_stop_resume_and_encode(
 
     def stop(workers: list[subprocess.Popen[str]]) -> None:
         while not (shared / "checkpoints" / "10").exists() and all(worker.poll() is None for worker in workers):
-            time.sleep(0.001)  # between two looks at the files
+            time.sleep(0.001)  # pause between two looks at the files
         workers[1].send_signal(signal.SIGTERM)
 
     stopped = together(*training(), stop=stop)

@@ -21,7 +21,7 @@ from jaxret.plan.planner import Planner
 from tests.plan.watched_programs import CHEAP, COMMON, log
 
 TOPOLOGIES = "v5e:1x1,v5e:2x2,v5e:4x4,v5e:8x8,v5e:16x16"
-QUERIES = 8  # per chip
+QUERIES = 8  # queries per chip
 
 
 def scaling_row(name: str, devices: int, values: dict[str, Any]) -> str:

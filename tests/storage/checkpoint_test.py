@@ -102,7 +102,7 @@ def test_the_best_and_the_last_are_kept(less_is_better: tuple[str, ...], best: i
             checkpoints.save(step, placed(HOST), placed(PROGRESS), {"RR@10": value, "nll": 1.0})
             checkpoints.wait()
             assert checkpoints.last() == step
-    with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:  # another process would open it like this
+    with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:  # as another process opens the folder
         assert (checkpoints.best(), checkpoints.last()) == (best, 5)
         params, _ = checkpoints.restore(best, abstract(placed(HOST)))
         assert same(params, HOST)

@@ -443,7 +443,8 @@ def test_a_stopped_run_continues_with_skip_nonfinite(skips: tuple[Path, int], od
     resumed, expected = (state_at(folder, config_of(odd, **SKIPS)) for folder in (workdir, whole))
     assert int(resumed.step) == STEPS
     assert resumed.skip_count == 1
-    assert relative_error(resumed.params, expected.params) <= 1e-4  # another program computed its first steps
+    # Another program computed the first steps of the resumed run.
+    assert relative_error(resumed.params, expected.params) <= 1e-4
     without = config_of(odd, **changes | {"train__skip_nonfinite": 0})
     assert train(without, workdir, progress=False).resumed_from == STEPS
     assert state_at(workdir, without).skip_count == 1
@@ -844,7 +845,7 @@ def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path)
     process = subprocess.Popen(command("train.py", *arguments), cwd=REPOSITORY, env=environment())
     try:
         while not (workdir / "checkpoints" / "5").exists() and process.poll() is None:
-            time.sleep(0.001)  # between two looks at the files
+            time.sleep(0.001)  # pause between two looks at the files
         process.send_signal(sent)
         code = process.wait(timeout=120)
     finally:

@@ -66,7 +66,7 @@ def test_a_run_of_another_model_is_an_error_before_tokenizing(root: Path, tmp_pa
 def test_changed_contents_of_validation_are_logged(earlier: dict[str, Any], logged: list[str], tmp_path: Path) -> None:
     config = tiny_config("encoder", "set", validation__corpus="wiki")
     lines: list[str] = []
-    job: TrainingJob[Any, Any, Any] = object.__new__(TrainingJob)  # only with what the function reads
+    job: TrainingJob[Any, Any, Any] = object.__new__(TrainingJob)  # a job with only the fields that the function reads
     vars(job).update(config=config, workdir=Workdir(tmp_path), log=lines.append, changes={})
     write_json(job.workdir.data, earlier)
     log_changes(job, {"validation": {"corpus": "1", "judgements": "2"}})

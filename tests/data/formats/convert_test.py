@@ -193,7 +193,8 @@ FIELDS["examples"] = {
 def test_each_field_is_held_or_counted(name: str, role: str, field: str, tmp_path: Path) -> None:
     record = FIELDS[role][field]
     texts = [*record.positives, *record.negatives] if role == "examples" else []
-    write_beir(tmp_path, texts, [replace(record.query, instruction="")] if texts else [], {})  # formats of ids need it
+    # Formats with ids read the texts of this folder.
+    write_beir(tmp_path, texts, [replace(record.query, instruction="")] if texts else [], {})
     losses = WRITERS[name][role](tmp_path / "written", [record])
     source = f"{name}:{tmp_path / 'written'}"
     readers: dict[str, Any] = {"passages": Corpus, "queries": QuerySource, "examples": TrainingSource}

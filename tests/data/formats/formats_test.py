@@ -754,7 +754,7 @@ def test_on_error_keep_accepts_only_empty_passages(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([record]))
     assert TrainingSource.open(tmp_path / "a.json", None).read(Policy("keep"))[0].positives == (Passage("1", ""),)
     for bad, message in [
-        ({"_id": "ok", "text": ""}, "used before, on line 1"),  # empty ones count as used ids
+        ({"_id": "ok", "text": ""}, "used before, on line 1"),  # the id of an empty passage counts as used
         ({"_id": "c", "text": ""}, "used before, on line 4"),
         ({"_id": "d"}, "no key 'text'"),
     ]:

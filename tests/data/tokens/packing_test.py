@@ -50,7 +50,7 @@ def places(placed: Placement, lengths: np.ndarray, bins: int, width: int) -> lis
 @pytest.mark.parametrize("seed", range(4))
 def test_packed_positions_do_not_overlap(bins: int, seed: int) -> None:
     lengths = lengths_like(80, 64, seed)
-    lengths[seed::5] = 0  # empty slots
+    lengths[seed::5] = 0  # texts without tokens: empty slots
     placed = place_texts(lengths, bins, 256)
     assert sorted(placed.order) == list(range(64)), "each device has the same number of texts"
     actual = places(placed, lengths, bins, 256)
@@ -86,7 +86,7 @@ def test_the_better_distribution_is_used() -> None:
 
 def test_best_fit_by_hand() -> None:
     placed = fit_into_rows(np.array([3, 6, 4, 7, 0]), 10)
-    assert placed.rows == 2  # 7 and 3, 6 and 4
+    assert placed.rows == 2  # the lengths 7 and 3 share a row, and 6 and 4
     assert placed.order.tolist() == [3, 0, 1, 2, 4]
     assert placed.starts.tolist() == [0, 7, 10, 16, 20]
     with pytest.raises(ValueError, match=r"11 tokens .*10"):

@@ -185,7 +185,7 @@ def test_every_encoder_implements_the_protocol(kind: str) -> None:
     assert config.model_type == kind
     assert set(config.lacks) <= set(ABILITIES)
     assert hash(config) == hash(dataclasses.replace(config))
-    # A contract stores it like this.
+    # A contract stores a config in this way.
     assert config == type(config)(**json.loads(json.dumps(dataclasses.asdict(config))))
     encoder = make_encoder(config)
     if "positioned_masks" not in config.lacks:
@@ -365,7 +365,7 @@ def test_modernbert_drops_where_transformers_does() -> None:
         return np.asarray(states[1] - states[0])
 
     plain, dropped = written(), written(train=True, rngs={"dropout": jax.random.key(0)})
-    assert 0.4 < (np.abs(dropped) < 1e-6).mean() < 0.7  # single numbers of attention's output
+    assert 0.4 < (np.abs(dropped) < 1e-6).mean() < 0.7  # dropout removes single numbers of attention's output
     kept = np.abs(dropped) > 1e-6
     # Control: a dropped attention weight removes a whole head.
     assert np.abs(dropped[kept] - 2 * plain[kept]).max() > 1e-2

@@ -238,7 +238,7 @@ def test_keep_best_of_long_rows_is_that_of_a_sort(n: int) -> None:
     groups = n // proof.GROUP
     for row, best in enumerate(([0, 1, 2, 3], [n - 1, n - 2, n - 3, 0], [5 + i * groups for i in range(4)])):
         scores[row, best] = [9, 8, 7, 6]
-    scores[4] = 1  # ties
+    scores[4] = 1  # all scores of query 4 are equal
     scores[5] = -np.inf
     columns, left_out = proof.keep_best(scores, 3)
     sorted_scores = -np.sort(-scores, axis=1)

@@ -171,7 +171,7 @@ def test_validation_ranks_a_positive_among_its_negatives() -> None:
     metrics = RerankingValidation(
         dev, FixedScorer(model, {}, make_mesh(1, jax.devices()[:1]), PairJoiner((), 8, 0), 64)
     )({})
-    assert metrics["average_rank"] == 1.0  # behind row 3; behind row 5
+    assert metrics["average_rank"] == 1.0  # one passage is above each positive: row 3, and row 5
     assert metrics["RR@10"] == 0.5
     nll = [np.log(np.exp([2.0, 0.0, 2.0, 1.0]).sum()) - 2.0, np.log(np.exp([1.0, 1.0, 0.5]).sum()) - 1.0]
     assert metrics["nll"] == pytest.approx(np.mean(nll), rel=1e-6)
