@@ -32,7 +32,7 @@ def require_kind(name: str, value: Any, kind: Any, expected: str) -> None:
 def require_flag(name: str, value: Any, optional: bool = False) -> None:
     """Raise ValueError unless a value is True or False (or None, if it is optional)."""
     if not (isinstance(value, bool) or (optional and value is None)):
-        raise ValueError(f"{name} is {_shown(value)}; it must be True or False{' or None' * optional}")
+        raise ValueError(f"{name} is {_shown(value)}; it must be True or False{' or None' if optional else ''}")
 
 
 def require_path(name: str, value: Any, expected: str = "a path", empty: bool = False) -> None:
@@ -48,7 +48,8 @@ def require_path(name: str, value: Any, expected: str = "a path", empty: bool = 
     text = os.fspath(value)
     require_kind(name, text, str, expected)
     if not (text or empty) or "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError(f"{name} is {_shown(text)}; it must be {expected}, in UTF-8{' and not empty' * (not empty)}")
+        non_empty = "" if empty else " and not empty"
+        raise ValueError(f"{name} is {_shown(text)}; it must be {expected}, in UTF-8{non_empty}")
     if len(text.encode()) > _LONGEST_PATH:
         raise ValueError(f"{name} has {len(text.encode()):,} bytes; {_LONGEST_PATH:,} are allowed")
 

@@ -196,7 +196,7 @@ def _log_judgements(check: DataCheck, judgements: Sequence[Judgement], name: str
 
 
 def _rankings(check: DataCheck, source: RankingSource, name: str = "rankings") -> None:
-    rankings, scores = source.read(check.policy), ", ranks without scores" * source.without_scores
+    rankings, scores = source.read(check.policy), ", ranks without scores" if source.without_scores else ""
     depths = [len(ranking) for ranking in rankings.values()] or [0]
     check.add_line(f"{name}: of {len(rankings):,} queries, {min(depths):,} to {max(depths):,} passages each{scores}")
 

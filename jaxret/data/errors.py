@@ -125,8 +125,10 @@ class Policy:
         parts = []
         for reason, count in self.skip_counts.most_common():
             examples = [str(location._replace(path=Path(location.path.name))) for location in self._examples[reason]]
-            plural = "s" * (self.on_error == "keep" and count > 1)
-            parts.append(f"{count} {reason}{plural} ({', '.join(examples + ['...'] * (count > len(examples)))})")
+            if count > len(examples):
+                examples.append("...")
+            plural = "s" if self.on_error == "keep" and count > 1 else ""
+            parts.append(f"{count} {reason}{plural} ({', '.join(examples)})")
         if self.on_error == "keep":
             return f"kept {parts[0]}"
-        return f"skipped {total} record{'s' * (total != 1)}: {', '.join(parts)}"
+        return f"skipped {total} record{'s' if total != 1 else ''}: {', '.join(parts)}"

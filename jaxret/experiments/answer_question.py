@@ -59,7 +59,7 @@ def print_ranking(ranking: Sequence[tuple[str, float]], passages: Mapping[str, P
 def describe_passages(searcher: Searcher) -> str:
     """Return the passages that are searched, such as "12 of 57,578 passages, those with section:python"."""
     rows, passages = searcher.encoded_corpus.total_rows, searcher.encoded_corpus.corpus_identity["passages"]
-    clause = " that documents are ranked by" * searcher.max_passage
+    clause = " that documents are ranked by" if searcher.max_passage else ""
     if not searcher.filters:
         return f"{passages:,} passages{clause}"
     return f"{rows:,} of {passages:,} passages{clause}, those with {' '.join(searcher.filters)}"

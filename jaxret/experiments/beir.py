@@ -138,9 +138,13 @@ class _Evaluator:
         """Return the part of file names that has the job's name, checkpoint and lengths; the query length only if
         `query` is set."""
         step = "" if self.job.checkpoint == "best" else f"step-{self.searcher.checkpoint['step']}"
-        lengths = [f"q{self.job.query_length}" * bool(query and self.job.query_length)]
-        lengths.append(f"p{self.job.passage_length}" * bool(self.job.passage_length))
-        return ".".join(filter(None, (self.job.name, step, *lengths)))
+        parts = (
+            self.job.name,
+            step,
+            f"q{self.job.query_length}" if query and self.job.query_length else "",
+            f"p{self.job.passage_length}" if self.job.passage_length else "",
+        )
+        return ".".join(filter(None, parts))
 
     def _source(self, corpus: Corpus) -> EvaluationSource:
         """Open the queries and judgements in the folder of a corpus."""

@@ -33,7 +33,8 @@ class BeirJob:
 
     def __post_init__(self) -> None:
         names = [Workdir(self.workdir).name, *(name for name, _ in map(split_column, self.columns))]
-        names += ["BM25"] * self.bm25
+        if self.bm25:
+            names.append("BM25")
         if duplicates := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two columns have the name {duplicates[0]}; give another name with --beside=NAME=FOLDER")
 
@@ -42,8 +43,8 @@ class BeirJob:
         """The file of the result. Its name has the checkpoint, `name`, and split and lengths that are not the
         default."""
         lengths = (
-            f"q{self.query_length}" * bool(self.query_length),
-            f"p{self.passage_length}" * bool(self.passage_length),
+            f"q{self.query_length}" if self.query_length else "",
+            f"p{self.passage_length}" if self.passage_length else "",
         )
         split = "" if self.split == "test" else self.split
         parts = filter(None, (self.checkpoint, self.name, split, *lengths))

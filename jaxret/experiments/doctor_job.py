@@ -120,7 +120,7 @@ def check_mesh(config: ConfigDict, local: int) -> Check:
         return Check("mesh", f"{devices} devices", problem, fatal=True)
     devices //= tensor
     fsdp = config.mesh.fsdp or devices
-    groups = f"{devices} device{'s' * (devices > 1)}" if tensor == 1 else f"{devices} x {tensor} devices"
+    groups = f"{devices} device{'s' if devices > 1 else ''}" if tensor == 1 else f"{devices} x {tensor} devices"
     value = f"{groups}, parameters {f'split over {fsdp}' if fsdp > 1 else 'whole on each'}"
     if fsdp < 1 or devices % fsdp:
         divisors = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)

@@ -260,8 +260,8 @@ def write_dpr_results(
 
     write_retrieval_results(path, results())
     count = sum(not query.answers for query in queries)
-    remark = f" ({count:,} of {len(queries):,} queries have no answers, so that has_answer is false)"
-    print(f"results in DPR's format: {path}{remark * bool(count)}")
+    remark = f" ({count:,} of {len(queries):,} queries have no answers, so that has_answer is false)" if count else ""
+    print(f"results in DPR's format: {path}{remark}")
 
 
 def look_for_answers(

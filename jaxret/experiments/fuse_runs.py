@@ -247,7 +247,7 @@ def _write_fusion(
         queries: queries and judgements; None for no evaluation.
     """
     write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
-    kind = f"exact fusion of {len(job.runs)} systems, " * ("exact" in provenance) + job.method
+    kind = f"exact fusion of {len(job.runs)} systems, {job.method}" if "exact" in provenance else job.method
     weights = ", ".join(f"{weight:g}" for weight in provenance["weights"])
     print(f"run: {job.out} ({len(rankings):,} queries, {kind}, weights {weights})")
     files = job.out, evaluation_path(job.out)

@@ -80,7 +80,7 @@ def stock_problem(run: Run) -> str:
         form = vector_form(run, side)
         if form is None or form.token == EVERY_TOKEN:
             several = f"{name!r} with pooling {run.config.pooling!r}" if module.head.layers_of(side) else repr(name)
-            advice = " (--to=pylate exports late interaction)" * run.model.late_interaction
+            advice = " (--to=pylate exports late interaction)" if run.model.late_interaction else ""
             return f"head.name {several} cannot be computed by stock modules of sentence-transformers{advice}"
         if form.token not in POOLING_KEYS:
             return f"head.token {form.token!r} is not a pooling of sentence-transformers"

@@ -178,7 +178,7 @@ def delete_ids(folder: Path, locations: Mapping[str, object]) -> tuple[int, int]
             parts.append(part.with_deleted(rows))
         if unknown:
             ids = [key for key in locations if key in unknown]
-            names = ", ".join(map(shorten, ids[:_NAMED_IDS])) + ", ..." * (len(ids) > _NAMED_IDS)
+            names = ", ".join([*map(shorten, ids[:_NAMED_IDS]), *(["..."] if len(ids) > _NAMED_IDS else [])])
             raise ValueError(
                 f"{locations[ids[0]]}: {len(ids):,} of {len(locations):,} ids belong to no passage in {folder}: "
                 f"{names}; correct or remove them (nothing was deleted)"

@@ -151,7 +151,7 @@ def describe_latency(latency: Mapping[str, Any]) -> str:
         "mapped": "mapped from disk",
     }
     details = f", vectors {locations[latency['vectors']]}" if "vectors" in latency else ""
-    details += f", {latency['k']} passages each" * ("rerank_ms" in latency)
+    details += f", {latency['k']} passages each" if "rerank_ms" in latency else ""
     return f"one question at a time ({latency['questions']:,} asked{details}): {'; '.join(phases)}" + "".join(
         f"\nsearch of the first {int(count):,} passages: p50 {times['p50']:.2f} ms, p99 {times['p99']:.2f} ms"
         for count, times in latency.get("search_ms_by_passages", {}).items()

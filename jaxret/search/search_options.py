@@ -146,7 +146,7 @@ class SearchOptions:
         """Return the part of the names of result files that shows how the search differs from an exact search."""
         index = "-".join([self.index, *self.index_parameters.replace("=", "").split(",")]).strip("-")
         parts = (
-            "max-passage" * self.max_passage,
+            "max-passage" if self.max_passage else "",
             f"filtered-{sha256_json(sorted(set(self.filters)))[:8]}" if self.filters else "",
             self.candidates.replace(":", "-"),
             index,

@@ -260,7 +260,7 @@ def sha256_json_lists(lists: Iterable[Iterable[Any]]) -> str:
     for index, items in enumerate(lists):
         digest.update(b",[" if index else b"[")
         for number, item in enumerate(items):
-            digest.update(f"{',' * (number > 0)}{encode(item)}".encode())
+            digest.update(f"{',' if number else ''}{encode(item)}".encode())
         digest.update(b"]")
     digest.update(b"]")
     return digest.hexdigest()

@@ -140,7 +140,7 @@ def choose_format(path: Path, sample: FileSample, format_name: str, role: str) -
 
     if len(formats) == 1:  # the format is forced: its reader reports errors
         roles = formats[0].column_roles(sample)
-        return _require_role(as_format(formats[0], f"as {format_name}: says{f', {roles}' * bool(roles)}"))
+        return _require_role(as_format(formats[0], ", ".join(filter(None, (f"as {format_name}: says", roles)))))
     if sample.container == "empty":
         return as_format(_EMPTY)
     usual, is_mixed = _usual_format(path, role), sample.counts.count(sample.columns) < _AGREEMENT * len(sample.counts)

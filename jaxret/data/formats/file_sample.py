@@ -77,7 +77,8 @@ class FileSample:
             keys = ", ".join(map(repr, self.records[0])) or "none"
             return f"its records have the keys {keys}"
         if self.lines:
-            words = f"no tabs, and the first one has {len(self.words[0])} word{'s' * (len(self.words[0]) != 1)}"
+            count = len(self.words[0])
+            words = f"no tabs, and the first one has {count} word{'s' if count != 1 else ''}"
             columns = f"{self.columns} columns between tabs" if self.columns > 1 else words
             return f"its lines have {columns}: {self.lines[0][:60]!r}"
         return "nothing in it can be read"

@@ -103,7 +103,7 @@ class DataFile:
     def __str__(self) -> str:
         title = self.format.titles.get(self.role, self.format.title)
         unread_keys = f" (other keys: {', '.join(self.unread_keys)})" if self.unread_keys else ""
-        return f"{title}{', ' * bool(self.contents)}{self.contents}{unread_keys}"
+        return ", ".join(filter(None, (title, self.contents))) + unread_keys
 
 
 def has_keys(*keys: str) -> Callable[[FileSample], bool]:

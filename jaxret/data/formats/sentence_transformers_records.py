@@ -167,7 +167,10 @@ def _column_roles(sample: FileSample) -> str:
     if _known(columns) or len(columns) < 2:
         return ""
     query, positive, *negatives = map(repr, columns)
-    return f"query {query}, positive {positive}" + f", negatives {', '.join(negatives)}" * bool(negatives)
+    parts = [f"query {query}", f"positive {positive}"]
+    if negatives:
+        parts.append(f"negatives {', '.join(negatives)}")
+    return ", ".join(parts)
 
 
 def _is_scored(sample: FileSample) -> bool:

@@ -125,7 +125,7 @@ def load_or_tokenize_examples(
         policy = Policy(source.on_error)
         examples = source.data.read(policy)
         if not examples:
-            split = f" of the split {source.split!r}" * source.data.is_folder
+            split = f" of the split {source.split!r}" if source.data.is_folder else ""
             problem = f"it has no training example{split}{policy.report() and f' ({policy.report()})'}"
             remedy = "an example is a query with a relevant passage: give a file or a split with some (docs/data.md)"
             raise Location(source_path(source.path)).error("no examples", problem, remedy)

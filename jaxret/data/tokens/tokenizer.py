@@ -185,9 +185,9 @@ class TextTokenizer:
     @property
     def markers(self) -> str:
         """Layout of a passage with its markers, for the contract."""
-        parts = f"title {SEPARATOR} text" if self.title_separator == SEPARATOR else "title and text"
-        markers = ["[CLS]"] * (self.cls_id is not None), ["[SEP]"] * self.ends_texts
-        return " ".join([*markers[0], parts, *markers[1]])
+        texts = f"title {SEPARATOR} text" if self.title_separator == SEPARATOR else "title and text"
+        parts = ("" if self.cls_id is None else "[CLS]", texts, "[SEP]" if self.ends_texts else "")
+        return " ".join(filter(None, parts))
 
     @property
     def joins(self) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class TextTokenizer:
     ) -> Iterator[Ragged]:
         """Yield blocks of token ids of (text, title, prompt in front of them), cut at the limit of `cut`, which counts
         texts and tokens. With `fill`, queries are filled up to the limit with [MASK]."""
-        limit, end = cut.limit, [self.sep_id] * self.ends_texts
+        limit, end = cut.limit, [self.sep_id] if self.ends_texts else []
         with Progress(f"tokenize {cut.what}", shown=progress) as bar:
             for block in _split_blocks(texts):
                 rows: list[list[int]] = []

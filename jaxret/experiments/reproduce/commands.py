@@ -104,7 +104,12 @@ def case_commands(case: Case, reproduction: Reproduction, seed: int | None = Non
         encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
         commands += [encode] if encode not in commands else []
         search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
-        search += [f"--corpus={corpus}", f"--k={case.target.k}", *lengths["query"], *["--max_passage"] * bool(chunk)]
+        search += [
+            f"--corpus={corpus}",
+            f"--k={case.target.k}",
+            *lengths["query"],
+            *(["--max_passage"] if chunk else []),
+        ]
         if names := _judgement_measures(case.measures):
             search.append(f"--measures={','.join(names)}")
         commands.append(search)
@@ -131,7 +136,7 @@ def _chunk_commands(
     if not (kind := resolve_row(case.row).chunks):
         return [], path
     out = reproduction.workdir / f"{path.stem}-{kind.replace('=', '-')}.jsonl"
-    return [["data", "chunk", str(path), str(out), f"--{kind}", *([f"--on_error={on_error}"] * bool(on_error))]], out
+    return [["data", "chunk", str(path), str(out), f"--{kind}", *([f"--on_error={on_error}"] if on_error else [])]], out
 
 
 def _warm_up_commands(

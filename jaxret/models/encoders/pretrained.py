@@ -185,9 +185,9 @@ def load_pretrained(
             file_names.setdefault(canonical(name, architecture.prefix), name)
         stored_names = {name for tensor in stored_tensors(stored_config).values() for name in tensor.names}
         if problems := _tensor_problems(weights, file_names, tensors, config, stored_names, ignore):
-            summary = "; ".join(problems[:_MOST_PROBLEMS]) + f"; and {len(problems) - _MOST_PROBLEMS} more" * (
-                len(problems) > _MOST_PROBLEMS
-            )
+            summary = "; ".join(problems[:_MOST_PROBLEMS])
+            if len(problems) > _MOST_PROBLEMS:
+                summary += f"; and {len(problems) - _MOST_PROBLEMS} more"
             has_unused = any(problem.startswith("unused ") for problem in problems)
             remedy = f". Unused tensors can be declared with encoder.ignore (now {list(ignore)})" if has_unused else ""
             raise ValueError(f"{weights.path} does not fit {directory / 'config.json'}: {summary}{remedy}")

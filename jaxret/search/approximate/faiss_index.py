@@ -84,7 +84,8 @@ class FaissIndex(MeasuredIndex):
                 _, vectors = self.index.search(queries[part], depth, params=search_parameters(self.index, parameters))
                 for query, numbers in zip(part, vectors, strict=True):
                     rows_of[query] = np.unique(numbers[numbers >= 0] // self.vectors_per_passage)
-                    short += [int(query)] * (len(rows_of[query]) < count)
+                    if len(rows_of[query]) < count:
+                        short.append(int(query))
             if not short:
                 break
             if depth == self.index.ntotal and parameters.get(name, 0) >= largest:
