@@ -66,16 +66,7 @@ def export(
 
     It also raises the errors of `export_to_store`.
     """
-    if kind not in EXPORT_KINDS:
-        raise ValueError(f"--to={kind}: it must be one of {', '.join(EXPORT_KINDS)}")
-    if encoded_name and kind not in OF_CORPORA:
-        raise ValueError(
-            f"--corpus={encoded_name} is for --to={' and '.join(OF_CORPORA)}; --to={kind} cannot store passages"
-        )
-    if queries and kind != "anserini" and kind not in STORES:
-        raise ValueError(f"--queries={queries} is for --to=anserini and stores; --to={kind} cannot store queries")
-    if options != StoreOptions() and kind not in STORES:
-        raise ValueError(f"--url, --table, --texts, --k and --sample are for --to={', '.join(STORES)}, not --to={kind}")
+    _require_fitting(kind, encoded_name, queries, options)
     out = Path(out)
     if kind in STORES and stored_config(Workdir(workdir)).task != "reranking":
         import_client(kind, "pyarrow")  # pyarrow is in an extra
@@ -104,6 +95,20 @@ def export(
             notes = [*MODEL_WRITERS[kind](run_in_float32(run), folder), *limits_of_export(run)]
         write_card(run, kind, out.name, folder, notes)
     return "\n".join([f"{out}: {notes[0]}", *notes[1:]])
+
+
+def _require_fitting(kind: str, encoded_name: str, queries: QuerySource | None, options: StoreOptions) -> None:
+    """Raise ValueError for an unknown kind, and for arguments of `export` that a kind does not use."""
+    if kind not in EXPORT_KINDS:
+        raise ValueError(f"--to={kind}: it must be one of {', '.join(EXPORT_KINDS)}")
+    if encoded_name and kind not in OF_CORPORA:
+        raise ValueError(
+            f"--corpus={encoded_name} is for --to={' and '.join(OF_CORPORA)}; --to={kind} cannot store passages"
+        )
+    if queries and kind != "anserini" and kind not in STORES:
+        raise ValueError(f"--queries={queries} is for --to=anserini and stores; --to={kind} cannot store queries")
+    if options != StoreOptions() and kind not in STORES:
+        raise ValueError(f"--url, --table, --texts, --k and --sample are for --to={', '.join(STORES)}, not --to={kind}")
 
 
 def limits_of_export(run: Run) -> list[str]:

@@ -259,12 +259,7 @@ def plan_searching(
     lists = retriever.vectors_per_passage is None
     query_vectors = jax.tree.leaves(program.arguments)[0].shape[0]
     queries = query_vectors // (config.tokens.query_length if retriever.late_interaction else 1)
-    vectors = retriever.most_vectors(config.tokens.passage_length)
-    pieces = (
-        math.ceil(search.passages * vectors / BLOCK_ROWS)
-        if lists
-        else math.ceil(search.passages / search.block_passages)
-    )
+    pieces = _count_blocks(config, retriever, search)
     runs = pieces * math.ceil(search.queries / queries)
     values: PlanValues = {
         "batch": {"queries": queries, "passages": search.block_passages, "k": search.k, "precision": search.precision},
@@ -293,6 +288,13 @@ def plan_searching(
         if not lists:
             values["traffic"] = {"bytes": executable.traffic, "products": product_bytes(program, devices)}
     return values
+
+
+def _count_blocks(config: ConfigDict, retriever: RetrieverModel, search: SearchLoad) -> int:
+    """Return the number of blocks in which one host searches its passages."""
+    if retriever.vectors_per_passage is None:
+        return math.ceil(search.passages * retriever.most_vectors(config.tokens.passage_length) / BLOCK_ROWS)
+    return math.ceil(search.passages / search.block_passages)
 
 
 def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> PlanValues:

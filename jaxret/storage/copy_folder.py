@@ -182,21 +182,8 @@ def _to_bucket(
     verify: bool,
     show: Callable[[int], None],
 ) -> CopyResult:
-    target.bucket.probe()
-    keys = [] if target.exists() else target.bucket.list()
-    if foreign_keys := [key for key in keys if key and not key.endswith("/") and not is_leftover(key)]:
-        raise ValueError(
-            f"{target} holds objects that jaxret has not written, such as {foreign_keys[0]}; choose another folder"
-        )
-    is_first = _announce(target, origin, names)
-    try:
-        stored_files, pending_files = target.files(), dict[str, StoredFile]()
-        damage = {name for name, problem in bucket_problems(target, [*stored_files]) if problem} if verify else set()
-        _require_same(origin, names, _Side(Path(), target, stored_files, frozenset(damage)), str(target))
-    except BaseException:
-        if is_first:
-            target.bucket.delete([COPYING])
-        raise
+    stored_files, damage = _begin_copy(target, origin, names, verify)
+    pending_files = dict[str, StoredFile]()
     new_count, size, last_publish, states = 0, 0, time.monotonic(), dict[str, FileState]()
 
     def describe(name: str) -> tuple[str, StoredFile]:
@@ -236,6 +223,35 @@ def _to_bucket(
     if missing_names := [name for name in names if name not in final]:
         raise BucketError(f"{target}/{missing_names[0]} was removed by another job while it was copied; copy again")
     return CopyResult(source, str(target), len(names), size, new_count)
+
+
+def _begin_copy(
+    target: BucketFolder, origin: _Side, names: Sequence[str], verify: bool
+) -> tuple[dict[str, StoredFile], set[str]]:
+    """Start a copy to a folder in a bucket, and return the files of the folder and the names of damaged ones.
+
+    Args:
+        verify: whether to read the bytes of the folder's files; otherwise none is damaged.
+
+    Raises ValueError if the folder has objects of other programs, and FileExistsError if it has files of another
+    source.
+    """
+    target.bucket.probe()
+    keys = [] if target.exists() else target.bucket.list()
+    if foreign_keys := [key for key in keys if key and not key.endswith("/") and not is_leftover(key)]:
+        raise ValueError(
+            f"{target} holds objects that jaxret has not written, such as {foreign_keys[0]}; choose another folder"
+        )
+    is_first = _announce(target, origin, names)
+    try:
+        stored_files = target.files()
+        damage = {name for name, problem in bucket_problems(target, [*stored_files]) if problem} if verify else set()
+        _require_same(origin, names, _Side(Path(), target, stored_files, frozenset(damage)), str(target))
+    except BaseException:
+        if is_first:
+            target.bucket.delete([COPYING])
+        raise
+    return stored_files, damage
 
 
 def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool:

@@ -137,45 +137,10 @@ def beam_search(
     config, beams, length = generator.config, options.beams, options.query_length
     source, cache = _start(generator, options, params, tokens)
     texts = len(tokens.ids)
-    first_rows = jnp.arange(texts)[:, None] * beams
 
     def body(state: _Beams) -> _Beams:
         logits, cache = _decode(generator, params, state.last, state.cache, state.step, source)
-        scores = jax.nn.log_softmax(logits).reshape(texts, beams, -1) + state.scores[..., None]
-        words = scores.shape[-1]
-        best, index = jax.lax.top_k(scores.reshape(texts, -1), 2 * beams)  # [B,2n]
-        parents, next_ids = index // words, (index % words).astype(jnp.int32)
-        ids = _take(state.ids, parents)
-        ids = jax.lax.dynamic_update_index_in_dim(ids, next_ids, state.step, 2)
-        ends = (next_ids == config.end_id) | (state.step + 1 == length)
-
-        running_scores, order = jax.lax.top_k(jnp.where(ends, best + IMPOSSIBLE, best), beams)
-        rows = (first_rows + _take(parents, order)).reshape(-1)
-
-        divisor = (state.step + 1).astype(jnp.float32) ** options.length_penalty
-        joins = ends & (jnp.arange(2 * beams) < beams)
-        may_join = joins & state.open[:, None]
-        candidates = jnp.where(may_join, best / divisor, best / divisor + IMPOSSIBLE)
-        complete_scores, complete_order = jax.lax.top_k(
-            jnp.concatenate([state.complete_scores, candidates], axis=1), beams
-        )
-        complete_ids = _take(jnp.concatenate([state.complete_ids, ids], axis=1), complete_order)
-        ended = _take(jnp.concatenate([state.ended, may_join], axis=1), complete_order)
-
-        worst = jnp.where(ended, jnp.min(complete_scores, axis=1, keepdims=True), IMPOSSIBLE)
-        improvable = jnp.any(running_scores[:, :1] / divisor > worst, axis=1)
-        full = jnp.all(ended, axis=1) if options.early_stopping else jnp.zeros(texts, bool)
-        return _Beams(
-            state.step + 1,
-            _take(ids, order),
-            _take(next_ids, order).reshape(-1, 1),
-            running_scores,
-            complete_ids,
-            complete_scores,
-            ended,
-            state.open & improvable & ~full,
-            jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache),
-        )
+        return _extend(state, logits, cache, config.end_id, options)
 
     blank_ids = jnp.full((texts, beams, length), config.pad_id, jnp.int32)
     # All beams start equal and would stay equal, so only one counts at the start.
@@ -193,6 +158,53 @@ def beam_search(
     )
     state = jax.lax.while_loop(lambda state: (state.step < length) & jnp.any(state.open), body, state)
     return state.complete_ids[:, : options.queries]
+
+
+def _extend(
+    state: _Beams, logits: Float[jax.Array, "R vocabulary"], cache: KeysValues, end_id: int, options: DecodingOptions
+) -> _Beams:
+    """Return the state after one more token of each beam.
+
+    Args:
+        logits: scores of this token.
+        cache: the cache with the tokens so far.
+        end_id: id of the token that ends a sequence.
+    """
+    texts, beams = state.scores.shape
+    first_rows = jnp.arange(texts)[:, None] * beams
+    scores = jax.nn.log_softmax(logits).reshape(texts, beams, -1) + state.scores[..., None]
+    words = scores.shape[-1]
+    best, index = jax.lax.top_k(scores.reshape(texts, -1), 2 * beams)  # [B,2n]
+    parents, next_ids = index // words, (index % words).astype(jnp.int32)
+    ids = _take(state.ids, parents)
+    ids = jax.lax.dynamic_update_index_in_dim(ids, next_ids, state.step, 2)
+    ends = (next_ids == end_id) | (state.step + 1 == options.query_length)
+
+    running_scores, order = jax.lax.top_k(jnp.where(ends, best + IMPOSSIBLE, best), beams)
+    rows = (first_rows + _take(parents, order)).reshape(-1)
+
+    divisor = (state.step + 1).astype(jnp.float32) ** options.length_penalty
+    joins = ends & (jnp.arange(2 * beams) < beams)
+    may_join = joins & state.open[:, None]
+    candidates = jnp.where(may_join, best / divisor, best / divisor + IMPOSSIBLE)
+    complete_scores, complete_order = jax.lax.top_k(jnp.concatenate([state.complete_scores, candidates], axis=1), beams)
+    complete_ids = _take(jnp.concatenate([state.complete_ids, ids], axis=1), complete_order)
+    ended = _take(jnp.concatenate([state.ended, may_join], axis=1), complete_order)
+
+    worst = jnp.where(ended, jnp.min(complete_scores, axis=1, keepdims=True), IMPOSSIBLE)
+    improvable = jnp.any(running_scores[:, :1] / divisor > worst, axis=1)
+    full = jnp.all(ended, axis=1) if options.early_stopping else jnp.zeros(texts, bool)
+    return _Beams(
+        state.step + 1,
+        _take(ids, order),
+        _take(next_ids, order).reshape(-1, 1),
+        running_scores,
+        complete_ids,
+        complete_scores,
+        ended,
+        state.open & improvable & ~full,
+        jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache),
+    )
 
 
 def _start(generator: T5Generator, options: DecodingOptions, params: Any, tokens: Tokens) -> tuple[Source, KeysValues]:
