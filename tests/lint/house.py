@@ -15,6 +15,7 @@ Rules, each with what it prints:
   short       a variable, parameter, field or attribute of the package has at most two letters, outside of
               comprehensions and lambdas, and is not in SHORT
   parameters  a function has more than seven parameters
+  length      a function of the package has more than 60 lines, except the keys of a config (`get_config`)
   message     a test matches more than five words of an error's sentence (`match=`), apart from keys, names and numbers
 
 The exit status is 1 if a violation is printed.
@@ -124,7 +125,7 @@ RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # the errors of an
 LIBRARIES = {"jax"}
 BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
 BUGS = {"AssertionError", "NotImplementedError"}  # raised for mistakes in this project, and never caught
-MOST_PARAMETERS, ARGS_FROM, MOST_WORDS = 7, 4, 5
+MOST_PARAMETERS, ARGS_FROM, MOST_WORDS, MOST_LINES = 7, 4, 5, 60
 QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
 WORD = re.compile(r"(?:[a-z]{2,}|a)[,;:.?)]*")
 # Names that every module of a kind has.
@@ -311,6 +312,9 @@ def check_file(path: Path) -> Iterator[str]:
             count = len(parameters(node))
             if count > MOST_PARAMETERS:
                 yield f"parameters {where}: {count}"
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if name.startswith("jaxret/") and lines > MOST_LINES and node.name != "get_config":
+                yield f"length {where}: {lines} lines"
             public = not any(part.startswith("_") for part in scope.split("."))
             if name.startswith("jaxret/") and public and count >= ARGS_FROM and document and "Args:" not in document:
                 yield f"docstring {where}: {count} parameters and no Args:"

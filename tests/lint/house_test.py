@@ -128,6 +128,8 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
             "def f(a, b, i, j, k, n, x): ...",
             "parameters jaxret/m.py f: 8",
         ),
+        ("def f():" + 60 * "\n    x = 1", "def f():" + 59 * "\n    x = 1", "length jaxret/m.py f: 61 lines"),
+        ("def f():" + 60 * "\n    x = 1", "def get_config():" + 60 * "\n    x = 1", "length jaxret/m.py f: 61 lines"),
     ],
 )
 def test_each_rule(bad: str, good: str, violation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -98,22 +98,33 @@ def case_commands(case: Case, reproduction: Reproduction, seed: int | None = Non
         folder, sets = reproduction.folder(case.target.name), f"--sets={','.join(case.sets)}"
         beir = ["beir", str(folder), f"--workdir={run}", sets, "--on_error=keep"]  # some sets have empty passages
         return [*commands, [*beir, *lengths["query"], *lengths["passage"]]]
-    for corpus, queries, qrels in _search_files(case, reproduction):
-        chunk, corpus = _chunk_commands(case, reproduction, corpus)
-        commands += [command for command in chunk if command not in commands]
-        encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
-        commands += [encode] if encode not in commands else []
+    for command in _search_commands(case, reproduction, run, lengths):
+        if command not in commands:  # test sets may share a corpus
+            commands.append(command)
+    return [*commands[:1], *_split_commands(case, reproduction), *commands[1:]]
+
+
+def _search_commands(
+    case: Case, reproduction: Reproduction, run: Path, lengths: Mapping[str, list[str]]
+) -> Iterator[list[str]]:
+    """Yield the command lines that encode and search the corpus of each test set.
+
+    Args:
+        case: the row and the data set.
+        run: folder of the run.
+        lengths: the flags of the lengths of queries and passages.
+    """
+    for set_corpus, queries, qrels in _search_files(case, reproduction):
+        chunk, corpus = _chunk_commands(case, reproduction, set_corpus)
+        yield from chunk
+        yield ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
         search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
-        search += [
-            f"--corpus={corpus}",
-            f"--k={case.target.k}",
-            *lengths["query"],
-            *(["--max_passage"] if chunk else []),
-        ]
+        search += [f"--corpus={corpus}", f"--k={case.target.k}", *lengths["query"]]
+        if chunk:
+            search.append("--max_passage")
         if names := _judgement_measures(case.measures):
             search.append(f"--measures={','.join(names)}")
-        commands.append(search)
-    return [*commands[:1], *_split_commands(case, reproduction), *commands[1:]]
+        yield search
 
 
 def _training_data(case: Case, reproduction: Reproduction) -> tuple[list[list[str]], Path]:
