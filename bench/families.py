@@ -109,7 +109,7 @@ def times(run: Run, data: str) -> tuple[float, float]:
     queries = [query for query, _ in zip(QuerySource.open(data).read(), range(TIMED_QUERIES), strict=False)]
     vectors = embedder(run.tokenizer.queries(query.text for query in queries), "query")
     shards = open_encoded(corpus_folder(run.workdir))
-    backend = select_backend(lists=shards.ragged)
+    backend = select_backend(multi_vector=shards.ragged)
     return encode, median_ms(lambda: search(vectors, shards, K, backend), len(queries))
 
 

@@ -106,8 +106,8 @@ def ours(name: str, passages: Any) -> System:
     if not name.startswith("xla"):
         proposer = CandidateGenerator.open(kept, parse_candidates(name), select_backend("auto"), many=True)
         return lambda queries, k: proposer(queries, kept, k)
-    backend = select_backend("xla", lists=True, precision=name.partition(":")[2] or "float32")
-    self_check(backend, lists=True)
+    backend = select_backend("xla", multi_vector=True, precision=name.partition(":")[2] or "float32")
+    self_check(backend, multi_vector=True)
     print(f"{name}: {backend.description}", flush=True)
     return lambda queries, k: search(queries, kept, k, backend)
 

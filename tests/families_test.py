@@ -183,7 +183,7 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
         assert isinstance(passages, Ragged)
         extra = int(encoder in ("t5", "llama") and family == "colbert")  # the mean is the first vector
         np.testing.assert_array_equal(passages.lengths, texts.lengths + extra)
-        hits = search(queries, [passages], 10, select_backend(lists=True))
+        hits = search(queries, [passages], 10, select_backend(multi_vector=True))
     else:
         assert (passages.lengths == expected).all()
         hits = search(queries.stacked()[:, 0], [passages.stacked()], 10, select_backend("faiss-cpu"))

@@ -74,7 +74,7 @@ def search(
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
     vectors = query_vectors(queries, vector_corpus)
-    if vector_corpus.ragged and not backend.lists:
+    if vector_corpus.ragged and not backend.multi_vector:
         raise ValueError(f"search backend {backend.name!r} cannot search lists of vectors; use xla, or auto")
 
     margin = LISTS_MARGIN if vector_corpus.ragged and backend.precision != FLOAT32 else MARGIN

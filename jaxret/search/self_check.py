@@ -12,7 +12,7 @@ from jaxret.search.rounding import UNIT, rounding_error, sum_error, upper_norms
 from jaxret.types import Ragged
 
 
-def self_check(backend: Backend, lists: bool = False) -> None:
+def self_check(backend: Backend, multi_vector: bool = False) -> None:
     """Compare searches of small random blocks with float64. Raises RuntimeError if they differ too much.
 
     The proof requires that every score differs from the exact score by at most the rounding error (below float32: that
@@ -22,7 +22,7 @@ def self_check(backend: Backend, lists: bool = False) -> None:
     `lists` is whether lists of vectors are searched.
     """
     random = np.random.default_rng(0)
-    (_check_lists if lists else _check_vectors)(backend, random)
+    (_check_lists if multi_vector else _check_vectors)(backend, random)
 
 
 def _check_vectors(backend: Backend, random: np.random.Generator) -> None:

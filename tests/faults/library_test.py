@@ -214,7 +214,7 @@ def test_vectors_of_which_thousands_are_equal(monkeypatch: pytest.MonkeyPatch, t
     for trial in range(TRIALS):
         chosen = random.Random(trial)
         count, k = chosen.choice([1_000, 3_000, 10_000]), chosen.choice([1, 10, 100])
-        backend = select_backend("xla" if trial % 2 else "faiss-cpu", precision="float32", lists=trial % 4 == 1)
+        backend = select_backend("xla" if trial % 2 else "faiss-cpu", precision="float32", multi_vector=trial % 4 == 1)
         passages = gaussian(count, 1, 16, seed=trial)
         equal = chosen.sample(range(count), chosen.choice([count, count // 2, count - 3]))
         passages[equal] = passages[equal[0]]

@@ -3,8 +3,9 @@
 Rules, each with what it prints:
 
   duplicate   a public function, class, type or constant of the package has a name that another module uses too
-  name        a variable, parameter, field or function is called by a participle in BANNED; or one of the package by
-              another participle that is not in TERMS, FIELDS or FUNCTIONS, or by a word in VAGUE, which is no noun
+  name        a variable, parameter, field, attribute or function is called by a participle in BANNED; or one of the
+              package by another participle that is not in TERMS, FIELDS or FUNCTIONS, or by a word in VAGUE, which is
+              no noun
   spelling    a name has a word in a spelling of SPELLINGS
   docstring   a docstring begins with What, As or The same. In the package: a function's docstring does not begin with a
               verb of VERBS (properties may begin with a noun); a public function of four or more parameters has no
@@ -181,9 +182,19 @@ def bound(scope: ast.AST, without: tuple[type[ast.AST], ...] = ()) -> set[str]:
     return names
 
 
+def own_attribute(node: ast.AST) -> str | None:
+    """Return the name of the attribute that a node sets on `self`."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        return node.attr
+    return None
+
+
 def variables(scope: ast.Module | ast.ClassDef | Function) -> set[str]:
-    """Return the variables or fields that a scope binds itself, its parameters, and those of its lambdas."""
+    """Return the variables or fields that a scope binds itself, its parameters, and those of its lambdas; of a class,
+    also the attributes that its methods set on `self`."""
     names = set(parameters(scope)) if isinstance(scope, Function) else set()
+    if isinstance(scope, ast.ClassDef):
+        names = {attribute for node in ast.walk(scope) if (attribute := own_attribute(node))}
     todo: list[ast.AST] = list(scope.body)
     while todo:
         node = todo.pop()

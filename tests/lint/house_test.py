@@ -45,6 +45,11 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
         ("for _encoded in x: ...", "for _ in x: ...", "name jaxret/m.py: _encoded"),
         ("class A:\n    sent: int = 0", "class A:\n    seed: int = 0", "name jaxret/m.py A: sent"),
         ("class A:\n    class B:\n        sent: int", "class MlrHead:\n    chosen: int", "name jaxret/m.py A.B: sent"),
+        (
+            "class A:\n    def f(self):\n        self._sent = 1",
+            "class A:\n    def f(self):\n        self._sent_bytes = x.sent = 1",
+            "name jaxret/m.py A: _sent",
+        ),
         ("class A:\n    chosen: int", "class A:\n    choice: int", "name jaxret/m.py A: chosen"),
         ("c = 1", "x = 1", "short jaxret/m.py: c"),
         ("def f(at): ...", "def f(k): ...", "short jaxret/m.py f: at"),

@@ -83,7 +83,7 @@ class Limited:
     max_rows: int | None
     name: str = "limited"
     description: str = "limited"
-    lists: bool = False
+    multi_vector: bool = False
     precision: Precision = FLOAT32
 
     def load(self, vectors: np.ndarray | PaddedLists) -> BlockSearch:
@@ -107,7 +107,7 @@ class Noisy:
     max_rows: int | None = None
     name: str = "noisy"
     description: str = "noisy"
-    lists: bool = False
+    multi_vector: bool = False
     precision: Precision = FLOAT32
 
     def load(self, vectors: np.ndarray | PaddedLists) -> BlockSearch:
@@ -350,7 +350,7 @@ def test_equal_vectors_need_no_further_rounds(
     name: str, precision: str, ragged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The depths are those of random vectors: a tie needs no deeper pass, however many passages it has."""
-    backend = select_backend(name, precision=precision, lists=ragged) if name in BACKENDS else MAKERS[name]()
+    backend = select_backend(name, precision=precision, multi_vector=ragged) if name in BACKENDS else MAKERS[name]()
     depths = record_depths(monkeypatch)
     count = 1200
     passages: np.ndarray = np.repeat(gaussian(1, 1, 32), count, axis=0)

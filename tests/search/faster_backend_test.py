@@ -41,7 +41,7 @@ class SlowFaiss(FaissCpu):
 @dataclass(frozen=True)
 class SlowXla(Xla):
     @classmethod
-    def open(cls, reason: str, precision: Precision = FLOAT32, lists: bool = False) -> Xla:
+    def open(cls, reason: str, precision: Precision = FLOAT32, multi_vector: bool = False) -> Xla:
         return cls(f"slow XLA ({reason})")
 
     def hold(self, chunks: Any, layout: Any) -> BlockSearch:

@@ -42,7 +42,7 @@ class Counting:
 
     def __init__(self, backend: Any) -> None:
         self.backend, self.loaded = backend, 0
-        self.name, self.lists, self.precision = backend.name, backend.lists, backend.precision
+        self.name, self.multi_vector, self.precision = backend.name, backend.multi_vector, backend.precision
         self.max_rows, self.description = backend.max_rows, backend.description
 
     def load(self, block: Any) -> Any:

@@ -59,7 +59,7 @@ def blocks(passages: Ragged, size: int) -> list[Ragged]:
 def search_lists(
     queries: Ragged, corpus: VectorCorpus | list[Ragged], k: int, precision: str = "float32"
 ) -> SearchResult:
-    return search(queries, corpus, k, select_backend("auto", lists=True, precision=precision))
+    return search(queries, corpus, k, select_backend("auto", multi_vector=True, precision=precision))
 
 
 def counts(number: int, seed: int = 0) -> np.ndarray:
@@ -182,7 +182,7 @@ def test_bad_numbers_name_the_row(value: float) -> None:
 
 
 def test_the_self_check_passes_and_notices_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    self_check(select_backend("xla"), lists=True)
+    self_check(select_backend("xla"), multi_vector=True)
     result = lists_module.search_lists
 
     def rounded(queries: Compressed, owner: np.ndarray, vectors: Compressed, *rest: Any) -> Any:
@@ -191,7 +191,7 @@ def test_the_self_check_passes_and_notices_bfloat16(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(lists_module, "search_lists", rounded)
     with pytest.raises(RuntimeError, match="is less exact than float32"):
-        self_check(select_backend("xla"), lists=True)
+        self_check(select_backend("xla"), multi_vector=True)
 
 
 def test_wrong_shapes_are_errors() -> None:

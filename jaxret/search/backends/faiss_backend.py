@@ -55,7 +55,7 @@ class FaissCpu:
     # What opens the backend that may be faster, given a reason (`faster_backend.py`).
     rival: Callable[[str], Any] | None = None
     name: str = "faiss-cpu"
-    lists: ClassVar[bool] = False
+    multi_vector: ClassVar[bool] = False
     precision: ClassVar[Precision] = FLOAT32
     precisions: ClassVar[bool] = False
     max_rows: int | None = None
@@ -107,7 +107,7 @@ class FaissGpu:
     resources: tuple[Any, ...]  # FAISS's object for each GPU
     description: str
     name: str = "faiss-gpu"
-    lists: ClassVar[bool] = False
+    multi_vector: ClassVar[bool] = False
     precision: ClassVar[Precision] = FLOAT32
     precisions: ClassVar[bool] = False
     max_rows: int | None = FAISS_GPU_MAX_K

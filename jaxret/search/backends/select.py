@@ -27,7 +27,7 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def lists(self) -> bool:
+    def multi_vector(self) -> bool:
         """Return whether the backend can also search lists of vectors (PaddedLists)."""
         ...
 
@@ -57,13 +57,13 @@ AUTO_ON_CPU = ("faiss-gpu", "faiss-cpu", "xla")
 AUTO_ON_ACCELERATOR = ("faiss-gpu", "xla", "faiss-cpu")
 
 
-def select_backend(name: str = "auto", lists: bool = False, precision: str = "float32") -> Backend:
+def select_backend(name: str = "auto", multi_vector: bool = False, precision: str = "float32") -> Backend:
     """Choose the backend of a search; its `description` has the reason. Call `self_check` on it before use.
 
     Args:
         name: the name of the backend; "auto" takes the first of AUTO_ON_... that is available and fits the others. On
             a CPU, a large search then measures whether XLA is faster (`faster_backend.py`).
-        lists: whether the corpus has lists of vectors.
+        multi_vector: whether the corpus has lists of vectors.
         precision: the precision in which candidates are found.
 
     Raises ValueError if the named backend is not available (the message says what to install) or does not fit.
@@ -73,10 +73,10 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
         reasons: list[tuple[str, str]] = []
         for choice in AUTO_ON_CPU if jax.default_backend() == "cpu" else AUTO_ON_ACCELERATOR:
             kind = BACKENDS[choice]
-            problem = _lacks(kind, lists, numbers) or kind.available()
+            problem = _lacks(kind, multi_vector, numbers) or kind.available()
             if problem is None:
                 problems = "".join(f", not {backend}: {reason}" for backend, reason in reasons)
-                backend = _open(kind, f"auto: JAX runs on {jax.default_backend()}{problems}", numbers, lists)
+                backend = _open(kind, f"auto: JAX runs on {jax.default_backend()}{problems}", numbers, multi_vector)
                 return replace(backend, rival=Xla.open) if isinstance(backend, FaissCpu) else backend
             reasons.append((choice, problem))
         raise ValueError("no search backend fits: " + "; ".join(f"{choice}: {reason}" for choice, reason in reasons))
@@ -87,27 +87,27 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
     if name not in BACKENDS:
         raise ValueError(f"unknown search backend {name!r}; it must be one of auto, {', '.join(BACKENDS)}")
     kind = BACKENDS[name]
-    if problem := _lacks(kind, lists, numbers):
-        able = ", ".join(key for key, other_kind in BACKENDS.items() if not _lacks(other_kind, lists, numbers))
-        noun = "corpus" if lists else "precision"
+    if problem := _lacks(kind, multi_vector, numbers):
+        able = ", ".join(key for key, other_kind in BACKENDS.items() if not _lacks(other_kind, multi_vector, numbers))
+        noun = "corpus" if multi_vector else "precision"
         raise ValueError(f"search backend {name!r} {problem.removeprefix('it ')}; this {noun} needs {able}, or auto")
     problem = kind.available()
     if problem is not None:
         raise ValueError(f"search backend {name} is not available: {problem}; {kind.remedy}, or use xla")
-    return _open(kind, "as requested", numbers, lists)
+    return _open(kind, "as requested", numbers, multi_vector)
 
 
-def _lacks(kind: Any, lists: bool, precision: Precision) -> str | None:
+def _lacks(kind: Any, multi_vector: bool, precision: Precision) -> str | None:
     """Return the reason why a backend does not fit the corpus or the precision; None if it fits."""
-    if lists and not kind.lists:
+    if multi_vector and not kind.multi_vector:
         return "it cannot search lists of vectors"
     if precision != FLOAT32 and not kind.precisions:
         return f"it computes in float32, not in {precision.name}"
     return None
 
 
-def _open(kind: Any, reason: str, precision: Precision, lists: bool) -> Backend:
-    backend: Backend = kind.open(reason, precision, lists) if kind.precisions else kind.open(reason)
+def _open(kind: Any, reason: str, precision: Precision, multi_vector: bool) -> Backend:
+    backend: Backend = kind.open(reason, precision, multi_vector) if kind.precisions else kind.open(reason)
     return backend
 
 

@@ -104,14 +104,14 @@ def search_sparse(
         mesh: the devices, each with n / devices passages.
     """
 
-    def on_device(table: jax.Array, words: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
+    def search_part(table: jax.Array, words: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
         scores = products_of(table, words, weights)
         top, positions, bound = best(scores, min(k, scores.shape[1]))
         rows = positions + jax.lax.axis_index(ROW_AXIS) * scores.shape[1]
         return top[None], rows[None], bound[None]
 
     split = jax.shard_map(
-        on_device,
+        search_part,
         mesh=mesh,
         in_specs=(P(), P(ROW_AXIS), P(ROW_AXIS)),
         out_specs=(P(ROW_AXIS), P(ROW_AXIS), P(ROW_AXIS)),

@@ -29,7 +29,7 @@ class Xla:
     description: str
     name: str = "xla"
     precision: Precision = FLOAT32
-    lists: ClassVar[bool] = True
+    multi_vector: ClassVar[bool] = True
     precisions: ClassVar[bool] = True
     max_rows: int | None = None
     remedy: ClassVar[str] = ""
@@ -40,9 +40,9 @@ class Xla:
         return None
 
     @classmethod
-    def open(cls, reason: str, precision: Precision = FLOAT32, lists: bool = False) -> Xla:
-        """Return the backend; `lists` is whether it searches lists of vectors."""
-        devices = jax.local_devices()[: 1 if lists else None]
+    def open(cls, reason: str, precision: Precision = FLOAT32, multi_vector: bool = False) -> Xla:
+        """Return the backend; `multi_vector` is whether it searches lists of vectors."""
+        devices = jax.local_devices()[: 1 if multi_vector else None]
         device_names = f"{len(devices)} x {devices[0].device_kind}" if len(devices) > 1 else devices[0].device_kind
         if precision != FLOAT32:
             device_names += f", candidates in {precision.name}"

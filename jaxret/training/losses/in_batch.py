@@ -96,8 +96,7 @@ def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_batc
             f"loss.sparsity.query is {sparsity.query} and loss.sparsity.passage {sparsity.passage}, but the vectors of "
             f"head {config.head.name!r} are not weights of words: set both to 0"
         )
-    batches = sparsity.steps * config.train.accumulate
-    return replace(settings, sparsity=replace(sparsity, steps=batches))
+    return replace(settings, sparsity=replace(sparsity, batches_per_step=config.train.accumulate))
 
 
 def competing_passages(batch: Batch, in_batch_negatives: bool = True) -> Bool[jax.Array, "B N"]:

@@ -22,7 +22,8 @@ class SparsitySettings:
     passage: float = 0.0  # weight of the passages' penalty
     query_norm: str = "flops"  # "flops" or "l1"
     passage_norm: str = "flops"  # "flops" or "l1"
-    steps: int = 0  # steps in which both weights grow with the square of the step; 0: they do not change
+    steps: int = 0  # steps in which both weights grow with the square of the batch's number; 0: they do not change
+    batches_per_step: int = 1  # `config.train.accumulate`
 
     def __post_init__(self) -> None:
         for key in ("query_norm", "passage_norm"):
@@ -33,11 +34,12 @@ class SparsitySettings:
                 raise ValueError(f"loss.sparsity.{key} is {value}; it must be at least 0")
 
     def growth(self, batch_number: Int[jax.Array, ""] | int | None) -> Scalar | float:
-        """Return the factor of both weights in a batch (from 0): min(1, ((batch_number + 1) / steps)^2), or 1 if
-        `batch_number` is None. `steps` counts batches here."""
+        """Return the factor of both weights in a batch (from 0): min(1, ((batch_number + 1) / batches)^2), where
+        `batches` is the number of batches in `steps`; 1 if `batch_number` is None."""
         if batch_number is None or not self.steps:
             return 1.0
-        return jnp.minimum(1.0, ((batch_number + 1) / jnp.float32(self.steps)) ** 2)
+        batches = jnp.float32(self.steps * self.batches_per_step)
+        return jnp.minimum(1.0, ((batch_number + 1) / batches) ** 2)
 
 
 class Sparsity(NamedTuple):

@@ -304,7 +304,7 @@ def test_the_next_block_is_prepared_ahead_and_errors_are_raised() -> None:
 def test_faiss_searches_only_in_float32() -> None:
     with pytest.raises(ValueError, match=r"'faiss-cpu' .*float32, .*int8; .*precision"):
         select_backend("faiss-cpu", precision="int8")
-    assert select_backend("auto", lists=True, precision="int8").name == "xla"
+    assert select_backend("auto", multi_vector=True, precision="int8").name == "xla"
     chosen = select_backend("auto", precision="bfloat16")
     assert chosen.name == "xla"
     assert "not faiss-cpu: it computes in float32, not in bfloat16" in chosen.description

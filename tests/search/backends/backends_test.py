@@ -57,7 +57,7 @@ class Faulty:
     name: str = "faulty"
     description: str = "faulty backend"
     max_rows: int | None = None
-    lists: bool = False
+    multi_vector: bool = False
     precision: Precision = FLOAT32
 
     def load(self, vectors: np.ndarray | PaddedLists) -> BlockSearch:
@@ -115,7 +115,8 @@ def test_a_description_names_the_devices_that_are_used() -> None:
     """Lists of vectors are on the first device only."""
     assert " on 8 x cpu (as requested)" in select_backend("xla").description
     assert (
-        " on cpu, candidates in int8 (as requested)" in select_backend("xla", lists=True, precision="int8").description
+        " on cpu, candidates in int8 (as requested)"
+        in select_backend("xla", multi_vector=True, precision="int8").description
     )
 
 
@@ -163,16 +164,16 @@ class FakeGpuFaiss:
 
 
 def test_late_interaction_uses_a_backend_that_supports_it() -> None:
-    assert select_backend("auto", lists=True).name == "xla"
-    assert "not faiss-cpu: it cannot search lists of vectors" in select_backend("auto", lists=True).description
+    assert select_backend("auto", multi_vector=True).name == "xla"
+    assert "not faiss-cpu: it cannot search lists of vectors" in select_backend("auto", multi_vector=True).description
     with pytest.raises(ValueError, match=r"'faiss-cpu' .*vectors; .*corpus"):
-        select_backend("faiss-cpu", lists=True)
+        select_backend("faiss-cpu", multi_vector=True)
 
 
 def test_a_new_backend_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(Xla):
         @classmethod
-        def open(cls, reason: str, precision: Precision = FLOAT32, lists: bool = False) -> Mine:
+        def open(cls, reason: str, precision: Precision = FLOAT32, multi_vector: bool = False) -> Mine:
             return cls(f"mine ({reason})", "mine", precision)
 
     monkeypatch.setitem(BACKENDS, "mine", Mine)

@@ -80,7 +80,9 @@ def test_the_loss_adds_both_penalties(step: int) -> None:
 
 def test_steps_count_updates_not_batches() -> None:
     keys = tiny.SPLADE | {"train.accumulate": 3}
-    assert loss_settings(tiny.make_config(keys), tiny.make_retriever(keys)).sparsity.steps == 12
+    sparsity = loss_settings(tiny.make_config(keys), tiny.make_retriever(keys)).sparsity
+    factors = [float(sparsity.growth(batch)) for batch in (2, 10, 11, 12)]
+    assert factors == pytest.approx([1 / 16, (11 / 12) ** 2, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(
