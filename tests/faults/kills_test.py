@@ -32,7 +32,9 @@ def leftovers(folder: Path) -> list[str]:
     return [
         name
         for name in names
-        if name.endswith(".tmp") or "orbax-checkpoint-tmp" in name or name.startswith((".lock", ".lease"))
+        if name.endswith(".tmp")
+        or "orbax-checkpoint-tmp" in name
+        or name.startswith((".lock", ".lease", ".unfinished"))
     ]
 
 
@@ -43,17 +45,30 @@ def vectors(folder: Path) -> dict[str, bytes]:
 
 def trained(workdir: Path) -> dict[str, object]:
     """Return all results of training that must not depend on kills: digests of every leaf in every checkpoint, metrics
-    of checkpoints, and metrics of every step."""
+    of checkpoints if the run has validation, and metrics of every step. `leftovers` reports unfinished saves."""
     state: dict[str, object] = {}
-    for folder in sorted((workdir / "checkpoints").iterdir()):
-        metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
-        state[folder.name] = (metadata["custom_metadata"]["digests"], (folder / "metrics" / "metrics").read_text())
+    for folder in sorted((workdir / "checkpoints").glob("[0-9]*")):
+        metadata, metrics = json.loads((folder / "_CHECKPOINT_METADATA").read_text()), folder / "metrics" / "metrics"
+        state[folder.name] = metadata["custom_metadata"]["digests"], metrics.read_text() if metrics.exists() else None
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     state["metrics"] = [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
     for name in ("config.json", "contract.json", "data.json"):
         state[name] = json.loads((workdir / name).read_text())
     state["config.json"].pop("mesh")  # type: ignore[attr-defined]  # every start of two processes has another address
     return state
+
+
+def test_a_leftover_save_is_reported(tmp_path: Path) -> None:
+    """The results of a run without validation are read beside it."""
+    save = tmp_path / "checkpoints" / "3"
+    for folder in (save, tmp_path / "checkpoints" / ".unfinished" / "4"):
+        folder.mkdir(parents=True)
+    (save / "_CHECKPOINT_METADATA").write_text('{"custom_metadata": {"digests": {"x": "1"}}}')
+    (tmp_path / "metrics.jsonl").write_text("")
+    for name in ("config.json", "contract.json", "data.json"):
+        (tmp_path / name).write_text('{"mesh": {}}')
+    assert trained(tmp_path)["3"] == ({"x": "1"}, None)
+    assert leftovers(tmp_path) == [".unfinished"]
 
 
 @dataclass
