@@ -152,7 +152,9 @@ class Dense(nn.Module):
     compute: Compute
     kernel_init: Any
     use_bias: bool = True
-    layout: TokenLayout | None = None  # positions of x, for dropout of adapters
+    # Positions of x, for dropout of adapters. It is passed through the layers, because `Stack` applies a layer to its
+    # parameters alone, without variables of the encoder, and because the last layer may have a layout of its own.
+    layout: TokenLayout | None = None
     # Which part of the kernel a device holds under mesh.tensor. "": all. "columns": the device computes the same
     # columns of y. "rows": the device has the same columns of x, and y is a sum over devices.
     part: str = ""
