@@ -1,4 +1,4 @@
-"""Real processes that search together: each holds a part of the vectors, and the result is that of one process."""
+"""Processes that search together: each holds a part of the vectors, and the result is that of one process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from jaxret.search.passage_vectors import PassageVectors
 
 from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.shards import ShardWriter
 from jaxret.index.update import append_corpus, delete_passages
+from jaxret.search.backends.select import select_backend
+from jaxret.search.exact import search
+from jaxret.search.process_group import merge_results
 from jaxret.storage.atomic import read_json
+from jaxret.types import Ragged
 from tests.pipeline import ONE_DEVICE, REPOSITORY, environment, free_address, untrained_run, write_data, write_encoder
 from tests.storage.buckets import finish as finish_one
 from tests.storage.buckets import gcs_server
@@ -143,6 +151,27 @@ def search_all(root: Path, kind: str, count: int, cases: dict[str, tuple[int, di
     files = [set(part["files"]) for part in parts]
     assert sum(map(len, files)) == len(set().union(*files)), "no file of vectors is opened in two processes"
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.trec"))}
+
+
+@pytest.mark.parametrize("count", [2, 5, 20])
+def test_the_results_of_all_ranges_are_those_of_the_corpus(count: int, tmp_path: Path) -> None:
+    """Many passages of different ranges tie. Of 20 ranges, most have no shard."""
+    random = np.random.default_rng(0)
+    passages, questions = (random.integers(-1, 2, (size, 1, 6)).astype(np.float32) for size in (90, 7))
+    writer = ShardWriter(tmp_path, len(passages), ROWS, {})
+    for shard in writer.pending():
+        rows = range(shard.start, shard.stop)
+        writer.write(shard, passages[shard.start : shard.stop], [f"p{row}" for row in rows])
+    writer.finish()
+    corpus, queries, backend = open_encoded(tmp_path), Ragged.from_stacked(questions), select_backend("faiss-cpu")
+    results = []
+    for number in range(count):
+        first_row, part = corpus.in_range(number, count)
+        results.append(PassageVectors(part, part, first_row, backend).search(queries, 25))
+    whole, merged = search(queries, corpus, 25, backend), merge_results(results, 25, "in each range")
+    np.testing.assert_array_equal(merged.rows, whole.rows)
+    np.testing.assert_array_equal(merged.scores, whole.scores)
+    assert len(np.unique(whole.scores[0])) < 10, "control: passages tie"
 
 
 @pytest.mark.slow
