@@ -83,14 +83,17 @@ def test_an_error_affects_only_its_request(device: DeviceThread, recorder: Recor
 def test_the_queue_is_bounded_and_cancelled_requests_leave_it(device: DeviceThread, recorder: Recorder) -> None:
     blocked(device, recorder)
     waiting = device.submit(Operation(recorder), ["w"] * 8)
+    with pytest.raises(QueueFullError, match=r"9 texts .*10"):
+        device.submit(Operation(recorder), ["x"] * 2)
+    last = device.submit(Operation(recorder), ["y"])
     before = device.waiting
-    with pytest.raises(QueueFullError, match=r"\d+ texts .*10"):
-        device.submit(Operation(recorder), ["x"] * 3)
+    assert before == 10, "control: so many may wait, with the one that is computed"
     assert waiting.cancel()
     assert device.waiting == before - 8
     kept = device.submit(Operation(recorder), ["x"] * 3)
     recorder.may_go.set()
     assert kept.result(30) == ["<x>"] * 3
+    assert last.result(30) == ["<y>"]
     assert ["w"] * 4 not in recorder.batches
 
 
