@@ -66,6 +66,14 @@ def test_chunks_are_joined_without_their_overlap(count: int, words: int, data: s
     assert joined_chunks(["the dog", "dog eats", "no more"]) == "the dog dog eats no more"
 
 
+def test_the_longest_overlap_is_written_once() -> None:
+    """A word that is repeated where chunks overlap also looks like an overlap of one word."""
+    text = "the bell rang rang rang and rang"
+    chunks = split_text(text, ChunkOptions(words=5, overlap=3))
+    assert chunks == ["the bell rang rang rang", "rang rang rang and rang"]
+    assert joined_chunks(chunks) == text
+
+
 def test_sentences() -> None:
     pytest.importorskip("sentencex")
     text = "Mr. Smith met Dr. Jones in the U.S. Senate. It cost 3.5 million.  They left!"
