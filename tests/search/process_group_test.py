@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxret.search.passage_vectors import PassageVectors
 
 from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
@@ -26,6 +25,7 @@ from jaxret.index.shards import ShardWriter
 from jaxret.index.update import append_corpus, delete_passages
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
+from jaxret.search.passage_vectors import PassageVectors
 from jaxret.search.process_group import merge_results
 from jaxret.storage.atomic import read_json
 from jaxret.types import Ragged
