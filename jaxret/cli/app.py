@@ -69,7 +69,7 @@ def report_errors() -> Iterator[None]:
             raise
         _report("interrupted", "interrupted", INTERRUPT_STATUS)
         raise SystemExit(INTERRUPT_STATUS) from error
-    except BrokenPipeError as error:  # `jaxret search ... | head`
+    except BrokenPipeError as error:  # the reader of the output has ended, as in `jaxret search ... | head`
         # Else Python reports a second error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(NO_READER) from error
@@ -309,7 +309,7 @@ def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
     arguments = {name: holder.value for name, holder in holders.items()} | dict(zip(_arguments(module), positional))
     for name in getattr(module, "WRITES", ("out",)):
         if arguments.get(name) in paths and (copy := copy_of(arguments[name])):
-            copy.require_writable()  # now, not after the work
+            copy.require_writable()  # an error now, not after the work
     for name, holder in holders.items():
         if _addresses_in(holder.value):
             flags.FLAGS[name].value = _replace_addresses(holder.value, paths)

@@ -165,7 +165,9 @@ class GenerationJob:
             while missing_numbers := {number for number, path in enumerate(parts) if not path.exists()}:
                 bar.update(max(total - len(missing_numbers) * self.options.part_rows - bar.done, 0))
                 parts_before = self.parts_written
-                if any(self.leases.is_free(f"part-{number}") for number in missing_numbers):  # else not read
+                if any(
+                    self.leases.is_free(f"part-{number}") for number in missing_numbers
+                ):  # otherwise the corpus is not read
                     self.generate(parts, missing_numbers, bar)
                 self.leases.refresh()
                 # If this job wrote nothing, other jobs have the missing parts.

@@ -263,7 +263,7 @@ def open_pools(
     pools: list[NegativePool] = []
     for name in job.pools:
         if name == BM25_NAME:
-            assert job.corpus is not None  # require_settings
+            assert job.corpus is not None  # checked by `require_settings`
             pools.append(BM25Pool(job.corpus.read(policy)))
         elif is_run_folder(name):
             pools.append(RunPool(name, job.encoded_name, positives, workers=job.workers))

@@ -63,7 +63,7 @@ class VectorLists:
         for rows, size, length in plan_batches(shard.lengths, BLOCK_ROWS, 1):
             rows = np.sort(rows)
             block = shard.take(rows).astype(np.float32)
-            norms = np.maximum.reduceat(upper_norms(block.flat), block.offsets[:-1])  # a NaN wins
+            norms = np.maximum.reduceat(upper_norms(block.flat), block.offsets[:-1])  # NaN if one of them is NaN
             numbers = np.pad(np.arange(len(rows)), (0, size - len(rows)), constant_values=-1)  # -1: an empty list
             yield rows, PaddedLists(*block.padded(numbers, length), len(rows)), norms
 

@@ -54,7 +54,7 @@ class SingleVectors:
         for start in range(0, len(shard), size):
             block = np.ascontiguousarray(shard[start : start + size], np.float32)
             norms = upper_norms(block.reshape(-1, dimension)).reshape(-1, n_vectors)
-            yield np.arange(start, start + len(block)), block, norms.max(axis=1)  # a NaN wins
+            yield np.arange(start, start + len(block)), block, norms.max(axis=1)  # NaN if one of them is NaN
 
     def errors(self, largest_norm: float, unit: float) -> np.ndarray:
         return rounding_error(self.vectors.shape[1], self.norms, largest_norm) * (unit / UNIT)

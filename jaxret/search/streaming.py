@@ -97,7 +97,8 @@ def stream_blocks(corpus: Any, backend: Xla) -> Iterator[LoadedBlock]:
                 nonlocal largest
                 for start in range(first, stop, step):
                     chunk = read_rows(shards, start, min(start + step, stop))
-                    norms = upper_norms(chunk.reshape(-1, shape[1])).reshape(-1, shape[0]).max(axis=1)  # a NaN wins
+                    # NaN if one of them is NaN.
+                    norms = upper_norms(chunk.reshape(-1, shape[1])).reshape(-1, shape[0]).max(axis=1)
                     require_finite_vectors(corpus, np.arange(start, start + len(chunk)), norms)
                     largest = max(largest, float(norms.max()))
                     yield chunk

@@ -224,7 +224,7 @@ def _are_scores(sample: FileSample) -> bool:
 def _are_labels(sample: FileSample) -> bool:
     """Return whether the third column repeats a few words. They are labels, because one passage is not the negative of
     most queries."""
-    several = 4  # fewer lines do not show it
+    several = 4  # fewer lines do not show whether words repeat
     return len(sample.rows) >= several and len({row[2] for row in sample.rows}) <= max(
         2, len(sample.rows) // _ENOUGH_ROWS
     )

@@ -177,7 +177,7 @@ def _is_bert(
 
 
 def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]]:
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # otherwise it advises to install PyTorch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # otherwise transformers advises to install PyTorch
     from transformers import AutoTokenizer  # takes seconds: imported only when needed
 
     # With only config.json, transformers silently makes a tokenizer without vocabulary.

@@ -59,7 +59,7 @@ class ProxyCorpus:
     def check_norms(self, row: int, vectors: np.ndarray) -> None:
         """Update `largest_norm` with the vectors [V,D] of a row. Raises ValueError if one of them is not finite or too
         large."""
-        norms = upper_norms(vectors).max(keepdims=True)  # a NaN wins
+        norms = upper_norms(vectors).max(keepdims=True)  # NaN if one of them is NaN
         require_finite_vectors(self, np.array([row]), norms)
         self.largest_norm = max(self.largest_norm, float(norms[0]))
 

@@ -148,7 +148,7 @@ class FaissGpu:
 
     def _load_on(self, gpu: int, passages: np.ndarray) -> BlockSearch:
         shape = passages.shape[:2]
-        config = self.faiss.GpuIndexFlatConfig()  # float32 storage is its default
+        config = self.faiss.GpuIndexFlatConfig()  # stores vectors in float32 by default
         config.device = gpu
         index = self.faiss.GpuIndexFlatIP(self.resources[gpu], passages.shape[-1], config)
         index.add(passages.reshape(-1, passages.shape[-1]))
