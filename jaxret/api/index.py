@@ -227,12 +227,12 @@ class Index:
         return SearchHits([question.text for question in questions], hits)
 
     def filtered(self, *filters: str) -> Index:
-        """Return an index of the passages whose metadata match filters "FIELD:VALUE".
+        """Return an index of the passages whose metadata match filters "FIELD:VALUE" or "FIELD>=BOUND" (also >, <=, <).
 
-        A passage matches if, for every field in the filters, it has one of the given values. The new index has its
-        own vectors in memory.
+        A passage matches if, for every field in the filters, it has one of the given values, and if this value is in
+        all ranges of the field. The new index has its own vectors in memory.
 
-        Raises ValueError for a field or a value that no passage has, and for an approximate index.
+        Raises ValueError for a field, a value or a range that no passage has, and for an approximate index.
         """
         for number, text in enumerate(filters):
             require_kind(f"filters[{number}]", text, str, 'a text "FIELD:VALUE"')

@@ -5,8 +5,9 @@
                 N.rows.*.npy     the rows that have each value, ascending
 
 Fields are the keys of a record's `metadata` (BEIR), and keys that the record's format does not know. Keys of nested
-objects are joined by dots. A list has several values. Numbers, true and false are written as in JSON. Null, empty texts
-and texts of more than 256 characters are not values. The first search with a filter makes these files from the corpus.
+objects are joined by dots. A list has several values. Numbers, true and false are written as in JSON, dates and times
+as in ISO 8601. Null, NaN, empty texts and texts of more than 256 characters are not values. The first search with a
+filter makes these files from the corpus.
 """
 
 from __future__ import annotations
@@ -15,28 +16,25 @@ import json
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats import Corpus, hash_id
-from jaxret.data.formats.containers import read_records
-from jaxret.data.records import Passage
+from jaxret.data.formats import hash_id
 from jaxret.data.tokens.store import ColumnWriter, Strings, StringsBuilder
 from jaxret.index.encoded_corpus import EncodedCorpus, corpus_of
+from jaxret.index.passage_records import read_passage_records
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
+from jaxret.index.shards import ShardError
 from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, write_json
 from jaxret.storage.mapped_array import map_array
 from jaxret.types import Ragged
 
 _LONGEST_VALUE = 256  # characters; a longer value is a text, not a category
-# Containers whose records have names for their fields.
-_RECORDS = ("lines", "array", "object", "csv", "parquet", "rows")
-_NAMED_VALUES = 8  # values that an error names
 
 
 class Field(NamedTuple):
@@ -45,42 +43,15 @@ class Field(NamedTuple):
     values: Strings  # sorted
     rows: Ragged  # rows of each value, int64 ascending
 
-    def having(self, value: str) -> np.ndarray:
-        """Return the rows whose field has `value`; an empty array if there are none."""
+    def places(self, value: str) -> range:
+        """Return the number of `value` among the values, in a range of one; an empty range if it is not a value."""
         place = bisect_left(self.values, value)
-        has_value = place < len(self.values) and self.values[place] == value
-        return self.rows[place] if has_value else np.empty(0, np.int64)
-
-
-def matching_rows(encoded_corpus: EncodedCorpus, filters: Sequence[str | tuple[str, str]]) -> np.ndarray:
-    """Return the rows that match filters, numbered through all parts, int64 ascending. A row matches if it has, for
-    each field of the filters, one of the field's values. A filter is FIELD:VALUE, or a pair (field, value).
-
-    Raises:
-        ValueError: no passage has the field or the value.
-        FileNotFoundError, ContractError: the metadata are not indexed yet, and the corpus was moved or changed.
-        StorageError: the metadata are not indexed yet, and the files cannot be written.
-    """
-    tables = [read_fields(shards) for shards in encoded_corpus.shards]
-    names = sorted({name for table in tables for name in table})
-    values_of: dict[str, list[str]] = {}
-    for item in filters:
-        name, value = _split(item, names, encoded_corpus.folder) if isinstance(item, str) else item
-        if not any(len(table[name].having(value)) for table in tables if name in table):
-            text = f"{name}:{value}"
-            raise ValueError(f"filter {text!r:.99}: no passage has that value; {_describe_values(name, tables)}")
-        values_of.setdefault(name, []).append(value)
-    return np.concatenate(
-        [
-            np.flatnonzero(_mask(table, values_of, shards.total_rows)) + first
-            for table, shards, first in zip(tables, encoded_corpus.shards, encoded_corpus.firsts)
-        ]
-    )
+        return range(place, place + (place < len(self.values) and self.values[place] == value))
 
 
 def frequent_values(encoded_corpus: EncodedCorpus, count: int) -> dict[str, list[tuple[str, int]]]:
     """Return field -> its `count` most frequent values with the number of their passages, the most frequent first.
-    Raises the errors of `matching_rows` for files."""
+    Raises the errors of `read_fields`."""
     counts: dict[str, Counter[str]] = {}
     for shards, first in zip(encoded_corpus.shards, encoded_corpus.firsts, strict=False):
         remaining = np.ones(shards.total_rows, bool)
@@ -100,54 +71,16 @@ def frequent_values(encoded_corpus: EncodedCorpus, count: int) -> dict[str, list
     }
 
 
-def _mask(table: Mapping[str, Field], values_of: Mapping[str, Sequence[str]], rows: int) -> np.ndarray:
-    """Return which rows of a part match, bool [rows]."""
-    mask = np.ones(rows, bool)
-    for name, values in values_of.items():
-        has_value = np.zeros(rows, bool)
-        for value in values:
-            if name in table:
-                has_value[table[name].having(value)] = True
-        mask &= has_value
-    return mask
-
-
-def _split(text: str, names: Sequence[str], folder: Path) -> tuple[str, str]:
-    """Return (field, value) of FIELD:VALUE. A field may contain colons: the longest field that exists is taken."""
-    field = max((name for name in names if text.startswith(f"{name}:")), key=len, default="")
-    if field:
-        return field, text[len(field) + 1 :]
-    name, colon, _ = text.partition(":")
-    if not colon:
-        raise ValueError(f"filter {text!r:.99}: FIELD:VALUE is expected")
-    if not names:
-        raise ValueError(f"filter {text!r:.99}: the passages of {folder} have no metadata, only id, title and text")
-    raise ValueError(f"filter {text!r:.99}: no passage has a field {name!r:.60}; the fields are {', '.join(names)}")
-
-
-def _describe_values(name: str, tables: Sequence[Mapping[str, Field]]) -> str:
-    """Return "FIELD is VALUE, VALUE, ..." for an error, the most frequent values first."""
-    counts: dict[str, int] = {}
-    for table in tables:
-        if name in table:
-            order = np.argsort(-table[name].rows.lengths, kind="stable")[: _NAMED_VALUES + 1]
-            for place in order:
-                value = table[name].values[int(place)]
-                counts[value] = counts.get(value, 0) + int(table[name].rows.lengths[place])
-    values = sorted(counts, key=lambda value: -counts[value])
-    return f"{name} is {', '.join(map(repr, values[:_NAMED_VALUES]))}{', ...' * (len(values) > _NAMED_VALUES)}"
-
-
 def read_fields(shards: ShardSet) -> dict[str, Field]:
     """Return the fields of a part by name, memory-mapped. Make their files if they do not exist, are damaged, or belong
-    to other texts. Raises ValueError if the folder changes during the call."""
+    to other texts. Raises ShardError if the folder changes during the call."""
     folder, sha256 = shards.folder / "metadata", corpus_of(shards).get("sha256")
     fields = _stored_fields(folder, sha256)
     if fields is None:
         _make_fields(shards, folder, sha256)
         fields = _stored_fields(folder, sha256)
     if fields is None:
-        raise ValueError(f"{folder} changed while it was made; search again")
+        raise ShardError(f"{folder} changed while it was made; search again")
     return fields
 
 
@@ -210,7 +143,9 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
             codes.append(values.setdefault(value, len(values)))
             rows.append(row)
 
-    for passage, record in _records(unchanged_corpus(shards.folder)):
+    file = unchanged_corpus(shards.folder).file
+    for passage, metadata, extra in read_passage_records(file, _EmptyPassagesPolicy("skip")):
+        record = [*_pairs("", metadata), *_pairs("", extra)]
         if passage.text.strip() or passage.title.strip():
             add(passage.id, record)
         else:
@@ -227,23 +162,6 @@ class _EmptyPassagesPolicy(Policy):
         pass
 
 
-def _records(corpus: Corpus) -> Iterator[tuple[Passage, list[tuple[str, str]]]]:
-    """Yield (passage, its (field, value) pairs) of the passages of a corpus, including empty ones."""
-    source = corpus.file
-    if source.format.passages is None or source.container not in _RECORDS:
-        return
-    usual_keys = {*source.format.keys, "title"}
-    passages = source.format.passages(source, _EmptyPassagesPolicy("skip"), None)
-    location, passage = next(passages, (None, None))
-    for record_location, record in read_records(source, Policy("skip")):
-        if passage is None or record_location != location:
-            continue  # a record that is not a passage
-        extra = {key: value for key, value in record.items() if key not in usual_keys and key != "metadata"}
-        metadata = record.get("metadata")
-        yield passage, [*_pairs("", metadata if isinstance(metadata, dict) else {}), *_pairs("", extra)]
-        location, passage = next(passages, (None, None))
-
-
 def _pairs(prefix: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (field, value) of the entries of an object."""
     for key, value in record.items():
@@ -253,6 +171,6 @@ def _pairs(prefix: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for element in value if isinstance(value, list) else [value]:
             if element is None or isinstance(element, (dict, list)):
                 continue
-            text = element if isinstance(element, str) else json.dumps(element, default=str)
+            text = element if isinstance(element, str) else json.dumps(element)
             if 0 < len(text) <= _LONGEST_VALUE:
                 yield f"{prefix}{key}", text

@@ -81,8 +81,8 @@ class SearchOptions:
     dimension: int = 0  # number of leading dimensions of the vectors to search with; 0: all that are stored
     filters: tuple[str, ...] = option(
         (),
-        "FIELD:VALUE: search only passages with this value in their metadata; of several values of a field, "
-        "one must match",
+        "FIELD:VALUE, or a range such as 'FIELD>=BOUND': search only passages with such a value in their metadata; of "
+        "several values of a field, one must match",
         flag="filter",
     )
     max_passage: bool = option(
@@ -105,8 +105,9 @@ class SearchOptions:
             raise ValueError("filters need exact search: remove the index, which was built from all passages")
         if self.precision != "float32" and self.backend in FLOAT32_BACKENDS:
             raise ValueError(f"search backend {self.backend!r} computes in float32, not in {self.precision}: use xla")
-        if invalid_filters := [text for text in self.filters if ":" not in text]:
-            raise ValueError(f"filter {invalid_filters[0]!r:.99}: FIELD:VALUE is expected")
+        if invalid_filters := [text for text in self.filters if not re.search("[:<>]", text)]:
+            expected = "FIELD:VALUE, or a range in quotes such as 'FIELD>=BOUND', is expected"  # a shell reads > and <
+            raise ValueError(f"filter {invalid_filters[0]!r:.99}: {expected}")
         if self.max_passage and (self.candidates or self.index):
             raise ValueError("max_passage needs exact search: remove candidates and index")
         if self.several:

@@ -15,7 +15,7 @@ from jaxret.data.chunks import document_id
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.encoded_corpus import EncodedCorpus, corpus_version, open_encoded
-from jaxret.index.metadata import matching_rows
+from jaxret.index.metadata_filters import matching_rows
 from jaxret.index.shards import ShardError
 from jaxret.parallel.forks import require_unforked
 from jaxret.runs.embedder import padded_length

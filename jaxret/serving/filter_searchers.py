@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
 
-from jaxret.index.metadata import frequent_values, matching_rows
+from jaxret.index.metadata import frequent_values
+from jaxret.index.metadata_filters import Filter, FilterError, matching_rows
 from jaxret.index.shards import ShardError
 from jaxret.runs.mismatch import ContractError
 from jaxret.search.searcher import Searcher
@@ -18,6 +19,7 @@ from jaxret.serving.refusal import RefusalError, shown
 
 MOST_FILTERS = 4  # filters whose searchers stay open, and filters that requests use at a time
 CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files removed, changed or damaged since the start
+_OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}  # keys of a range
 _MOST_VALUES = 50  # values of a field that the page offers
 
 
@@ -28,7 +30,7 @@ class FilterSearchers:
     def __init__(self, base: Searcher) -> None:
         """Start without filters. `base` is the searcher of all passages."""
         self._base = base
-        self._searchers: OrderedDict[tuple[tuple[str, str], ...], Searcher] = OrderedDict()
+        self._searchers: OrderedDict[tuple[Filter, ...], Searcher] = OrderedDict()
 
     @cached_property
     def fields(self) -> dict[str, list[tuple[str, int]]]:
@@ -36,21 +38,15 @@ class FilterSearchers:
         return frequent_values(self._base.encoded_corpus, _MOST_VALUES)
 
     def open(self, filters: Mapping[str, Any]) -> Searcher:
-        """Return the searcher of a filter {field: value or list of values}. Only one thread may call this method.
+        """Return the searcher of a filter {field: value, list of values, or range}. Only one thread may call this
+        method.
 
-        Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
+        Raises `RefusalError` for a field, a value or a range that no passage has, and `CORPUS_ERRORS`.
         """
-        pairs: list[tuple[str, str]] = []
-        for name, values in filters.items():
-            several = values if isinstance(values, list) else [values]
-            if not several or not all(isinstance(value, (str, int, float)) for value in several):  # bool is an int
-                expected = "a text, number, true or false, or a list of these"
-                raise RefusalError(422, f"filter.{shown(name)} is {shown(values)}; it must be {expected}")
-            # The index of metadata has numbers and true as in JSON.
-            pairs += [(name, value if isinstance(value, str) else json.dumps(value)) for value in several]
+        conditions = [condition for name, value in filters.items() for condition in _parse_conditions(name, value)]
         if self._base.filters:
             raise RefusalError(422, "the passages of this server are already filtered; remove filter")
-        key = tuple(sorted(set(pairs)))
+        key = tuple(sorted(set(conditions)))
         if key in self._searchers:
             self._searchers.move_to_end(key)
             return self._searchers[key]
@@ -59,10 +55,8 @@ class FilterSearchers:
             raise RefusalError(422, f"no passage has a field {shown(unknown_names[0])}; {among}")
         try:
             rows = matching_rows(self._base.encoded_corpus, key)
-        except CORPUS_ERRORS:
-            raise
-        except ValueError:
-            raise RefusalError(422, "no passage has one of the values of filter; GET /fields lists values") from None
+        except FilterError as error:
+            raise RefusalError(422, str(error)) from None
         if not len(rows):
             raise RefusalError(422, "no passage matches the filter")
         try:
@@ -74,6 +68,19 @@ class FilterSearchers:
         while len(self._searchers) > MOST_FILTERS:
             self._searchers.popitem(last=False)
         return self._searchers[key]
+
+
+def _parse_conditions(name: str, value: Any) -> list[Filter]:
+    """Return the conditions of a field in a request. Raises `RefusalError` for another type or another key."""
+    if isinstance(value, dict):
+        pairs = [(_OPERATORS.get(key, ""), bound) for key, bound in value.items()]
+    else:
+        pairs = [(":", entry) for entry in (value if isinstance(value, list) else [value])]
+    if not pairs or not all(sign and isinstance(entry, str | int | float) for sign, entry in pairs):  # bool is an int
+        expected = "a text, number, true or false, or a list of these, or a range, an object with bounds for some of "
+        raise RefusalError(422, f"filter.{shown(name)} is {shown(value)}; it must be {expected}{', '.join(_OPERATORS)}")
+    # The index of metadata has numbers and true as in JSON.
+    return [Filter(name, sign, entry if isinstance(entry, str) else json.dumps(entry)) for sign, entry in pairs]
 
 
 class FilterLimit:

@@ -20,7 +20,8 @@ from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
-from jaxret.index.metadata import frequent_values, matching_rows
+from jaxret.index.metadata import frequent_values
+from jaxret.index.metadata_filters import Filter, matching_rows
 from jaxret.index.update import append_corpus, delete_passages
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
@@ -111,7 +112,7 @@ def test_a_filter_is_exact(filters: list[str], test: Any, run: Run, folder: Path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("colour", "FIELD:VALUE is expected"),
+        ("colour", "FIELD:VALUE, .*'FIELD>=BOUND'"),
         ("size:3", r"passage .*'size'; .*a:b, .*deep.er"),
         ("title:river", r"passage .*'title'; .*fields"),
         ("none:x", "no passage has a field 'none'"),
@@ -168,14 +169,14 @@ def test_the_corpus_file_is_read_once(root: Path, run: Run, tmp_path: Path) -> N
 
 
 def test_a_field_with_a_colon_hides_no_value_of_a_shorter_field(run: Run, tmp_path: Path) -> None:
-    """A pair is matched exactly. FIELD:VALUE uses the longest field name."""
+    """A `Filter` is matched exactly. FIELD:VALUE uses the longest field name."""
     fields = [{"a": "b:c"}, {"a:b": "c"}]
     records = [{"_id": f"p{row}", "text": "river", "metadata": values} for row, values in enumerate(fields)]
     path = tmp_path / "corpus.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in records))
     encoded_corpus = open_encoded(encode_corpus(run, Corpus.open(path), "colons", progress=False).folder)
-    assert matching_rows(encoded_corpus, [("a", "b:c")]).tolist() == [0]
-    assert matching_rows(encoded_corpus, [("a:b", "c")]).tolist() == [1]
+    assert matching_rows(encoded_corpus, [Filter("a", ":", "b:c")]).tolist() == [0]
+    assert matching_rows(encoded_corpus, [Filter("a:b", ":", "c")]).tolist() == [1]
     assert matching_rows(encoded_corpus, ["a:b:c"]).tolist() == [1]
     filters = FilterSearchers(Searcher(run, encoded_corpus.folder, SearchOptions("xla")))
     assert filters.open({"a": "b:c"}).encoded_corpus.ids([0]) == ["p0"]

@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from jaxret.index.metadata_filters import Filter
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.serving import filter_searchers
@@ -106,18 +107,18 @@ def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPat
 
 def test_values_of_a_filter_are_written_as_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """The corpus has {"stock": true, "year": 2023}, and its index of metadata the texts "true" and "2023"."""
-    pairs: list[tuple[str, str]] = []
+    texts: list[str] = []
 
-    def find_rows(encoded_corpus: Any, filters: Sequence[tuple[str, str]]) -> np.ndarray:
-        pairs.extend(filters)
+    def find_rows(encoded_corpus: Any, filters: Sequence[Filter]) -> np.ndarray:
+        texts.extend(map(str, filters))
         return np.array([0])
 
     monkeypatch.setattr(filter_searchers, "matching_rows", find_rows)
     searchers = FilterSearchers(make_searcher(filters=(), encoded_corpus=None, among=lambda rows: make_searcher()))
     searchers.fields = {"stock": [], "year": [], "price": []}
-    searchers.open({"stock": True, "year": [2023, "2024"], "price": 1.5})
-    assert pairs == [("price", "1.5"), ("stock", "true"), ("year", "2023"), ("year", "2024")]
-    for value in (None, [[1]], []):
+    searchers.open({"stock": True, "year": [2023, "2024"], "price": {"gte": 1.5, "lt": 12345678901234567890}})
+    assert texts == ["price<12345678901234567890", "price>=1.5", "stock:true", "year:2023", "year:2024"]
+    for value in (None, [[1]], [], {}, {"from": 1}, {"gte": None}, {"gte": 1, "lt": [2]}, [2023, {"gt": 1}]):
         with pytest.raises(RefusalError, match="number, true or false"):
             searchers.open({"year": value})
 
