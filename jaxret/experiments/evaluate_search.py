@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -197,7 +198,8 @@ def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | No
     """Write and print the evaluation of rankings, and return their measures by judgements; None without judgements."""
     evaluation_queries, options = plan.evaluation_queries, plan.options
     is_judged = evaluation_queries.source.judgements is not None
-    write_run(plan.run_file, retrieval.rankings, tag=f"jaxret-{plan.system}")
+    system = re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", "-", plan.system)  # the tag of a run file is one word
+    write_run(plan.run_file, retrieval.rankings, tag=f"jaxret-{system}")
     print(f"run: {plan.run_file}")
     answers = look_for_answers(retrieval, evaluation_queries.queries, plan.measures.cutoffs, options.match)
     evaluation = evaluate(retrieval.rankings, evaluation_queries.judgements, plan.measures.names) if is_judged else None

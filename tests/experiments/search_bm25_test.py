@@ -125,6 +125,13 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str, roo
 
 
 @pytest.mark.slow
+def test_the_folder_of_a_run_may_have_white_space_in_its_name(root: Path) -> None:
+    """The tag of a run file is one word; every search failed when it wrote the rankings."""
+    done = jaxret(root, "bm25", "--workdir=Lauf  ä 1", *SOURCES, "--measures=RR@5", "--latency=0")
+    assert done.returncode == 0, done.stderr
+    assert (root / "Lauf  ä 1/runs/data.test.trec").read_text().splitlines()[0].endswith(" jaxret-Lauf-ä-1")
+
+
 def test_no_folders_are_made_of_a_mistyped_path(root: Path) -> None:
     done = jaxret(root, "bm25", "--workdir=rnus/bm25", *SOURCES)
     assert done.returncode == 1
