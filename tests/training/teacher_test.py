@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -109,9 +110,10 @@ def computed(student: str, batch: Batch, seed: int = 7, **how: int) -> tuple[Any
     return jax.device_get((terms, gradients))
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, tuple[Any, Any]]:
-    return {student: computed(student, tiny.make_batch(QUERIES, GROUP)) for student in STUDENTS}
+@functools.cache
+def on_one_device(student: str) -> tuple[Any, Any]:
+    """Terms and gradients of the whole batch at once."""
+    return computed(student, tiny.make_batch(QUERIES, GROUP))
 
 
 def vectors(objective: RetrievalObjective, seed: int, batch: Batch) -> tuple[list[np.ndarray], ...]:
@@ -125,7 +127,7 @@ def vectors(objective: RetrievalObjective, seed: int, batch: Batch) -> tuple[lis
 
 
 @pytest.mark.slow
-def test_scores_of_student_and_teacher_by_hand(alone: dict[str, tuple[Any, Any]]) -> None:
+def test_scores_of_student_and_teacher_by_hand() -> None:
     """The scores of all passages of the batch: the student's dot products, and the teacher's late interaction."""
     batch, objective = tiny.make_batch(QUERIES, GROUP), objective_on("dual encoder")
     assert objective.teacher is not None
@@ -136,7 +138,7 @@ def test_scores_of_student_and_teacher_by_hand(alone: dict[str, tuple[Any, Any]]
         teacher = np.array([(tq[i] @ one.T).max(axis=1).sum() for one in td])[exists]
         p, r = softmax(teacher / 2.0), softmax(student / 3.0)
         losses.append((p * np.log(p / r)).sum())
-    terms = alone["dual encoder"][0]
+    terms, _ = on_one_device("dual encoder")
     assert float(terms.terms["in_batch_kl"]) == pytest.approx(np.mean(losses), rel=1e-4)
     whole = float(terms.terms["contrastive"]) + 0.5 * np.mean(losses)
     assert float(terms.loss) == pytest.approx(whole, rel=1e-4)
@@ -155,21 +157,22 @@ HOW: dict[str, dict[str, int]] = {
 @pytest.mark.parametrize(
     "how", [*(pytest.param(how, marks=pytest.mark.exhaustive) for how in HOW), "packed", "empty places"]
 )
-def test_devices_and_chunks_change_nothing(student: str, how: str, alone: dict[str, tuple[Any, Any]]) -> None:
+def test_devices_and_chunks_change_nothing(student: str, how: str) -> None:
     batch = tiny.make_batch(QUERIES, GROUP)
     if how == "packed":
         batch = pack(batch, 1, objective_on(student).model.module.head)
     if how == "empty places":
         batch = tiny.filled(batch, 12)
     terms, gradients = computed(student, batch, **HOW.get(how, {}))
-    assert tiny.distance(terms, alone[student][0]) < 1e-5
-    assert tiny.distance(gradients, alone[student][1]) < 1e-4
+    expected_terms, expected = on_one_device(student)
+    assert tiny.distance(terms, expected_terms) < 1e-5
+    assert tiny.distance(gradients, expected) < 1e-4
 
 
 @pytest.mark.slow
-def test_control_another_teacher_gives_another_gradient(alone: dict[str, tuple[Any, Any]]) -> None:
+def test_control_another_teacher_gives_another_gradient() -> None:
     gradients = computed("dual encoder", tiny.make_batch(QUERIES, GROUP), seed=8)[1]
-    assert tiny.distance(gradients, alone["dual encoder"][1]) > 1e-2, "control: the gradient differs"
+    assert tiny.distance(gradients, on_one_device("dual encoder")[1]) > 1e-2, "control: the gradient differs"
 
 
 @pytest.mark.slow
@@ -302,10 +305,12 @@ def test_invalid_teachers_are_errors(overrides: dict[str, Any], message: str, ro
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_reranker_cannot_have_an_in_batch_teacher(root: Path) -> None:
-    config = student_config(root, task="reranking")
+def test_a_reranker_cannot_have_an_in_batch_teacher(tmp_path: Path) -> None:
+    """The error comes before the teacher is read: there is none."""
+    write_encoder(tmp_path / "encoder")
+    write_data(tmp_path / "data")
     with pytest.raises(ValueError, match=r"loss\.in_batch_kl\.weight .*1\.0, .*'reranking'"):
-        train(config, root / "reranker", progress=False)
+        train(student_config(tmp_path, task="reranking"), tmp_path / "reranker", progress=False)
 
 
 @pytest.mark.slow

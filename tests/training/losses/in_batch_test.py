@@ -190,7 +190,7 @@ def test_gradients_are_the_finite_differences_of_the_oracle(V: int, positive: An
             S = jnp.where(mask[None], raw, MASKED_SCORE)
             return contrastive_loss(S, jnp.asarray(case.positives), chosen, settings).loss
 
-        value, gradient = jax.value_and_grad(loss)(jnp.asarray(raw))
+        value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.asarray(raw))
         assert value.dtype == jnp.float64
         value, gradient = float(value), np.asarray(gradient)
     assert abs(value - oracle(raw, case, settings)["loss"]) < 1e-12
@@ -275,7 +275,7 @@ def test_rows_with_only_padding_are_finite(settings: LossSettings) -> None:
         S = similarities(queries, passages, mask)
         return contrastive_loss(S, jnp.full(B, -1, jnp.int32), jnp.zeros((B, N), bool), settings).loss
 
-    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(jnp.ones((B, D)), jnp.ones((N, V, D)))
+    value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(jnp.ones((B, D)), jnp.ones((N, V, D)))
     assert float(value) == 0.0
     assert all(not np.asarray(gradient).any() for gradient in gradients)
 
@@ -290,7 +290,7 @@ def test_a_positive_without_vectors_is_finite(settings: LossSettings) -> None:
         S = similarities(queries, passages, mask)
         return contrastive_loss(S, jnp.array([0, 2]), jnp.ones((2, 4), bool), settings).loss
 
-    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(jnp.ones((2, D)), jnp.ones((4, 2, D)))
+    value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(jnp.ones((2, D)), jnp.ones((4, 2, D)))
     assert bool(jnp.isfinite(value))
     assert all(bool(jnp.isfinite(gradient).all()) for gradient in gradients)
     assert not np.asarray(gradients[1][0]).any()
