@@ -12,6 +12,9 @@ PIP := $(RUN) pip -qq --disable-pip-version-check install
 # conftest.py orders the files: the long ones come early, so that the last file leaves no process idle for minutes.
 PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
+# Without bytecode, each process that a test starts compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: accelerator bench help demo test test-slow test-exhaustive test-faults fuzz test-plan check docs format lock clean
 
