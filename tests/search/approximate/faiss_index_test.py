@@ -38,6 +38,7 @@ def vectors(width: int) -> np.ndarray:
     centres = random.standard_normal((30, D))
     numbers = centres[random.integers(30, size=(ROWS, width))] + 0.3 * random.standard_normal((ROWS, width, D))
     numbers[ROWS - 50 :] = numbers[:50]
+    numbers[74] *= 2  # the longest vectors
     return numbers.astype(np.float32)
 
 
@@ -62,7 +63,7 @@ def written(folder: Path, passages: Any, deleted: tuple[int, ...] = GONE) -> Pat
     return folder
 
 
-@pytest.fixture(params=[1, 3], ids=["one vector", "three vectors"])
+@pytest.fixture(params=[3, 1], ids=["three vectors", "one vector"])
 def encoded_corpus(request: pytest.FixtureRequest, tmp_path: Path) -> EncodedCorpus:
     return open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(request.param)))
 
