@@ -154,7 +154,7 @@ def make_ours(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
 
     from jaxret.configs.minilm import get_config
     from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
-    from jaxret.models.retriever import make_retriever_model
+    from jaxret.models.retriever_model import make_retriever_model
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.mesh import make_mesh, replicated_sharding
     from jaxret.runs.run import load_tokenizer, make_embedder

@@ -57,7 +57,7 @@ def make_ours(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run, 
     from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
     from jaxret.models.lora import with_adapters
     from jaxret.models.peft_files import save_adapters
-    from jaxret.models.retriever import encoder_config, make_retriever_model
+    from jaxret.models.retriever_model import encoder_config, make_retriever_model
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.mesh import make_mesh, shard_batch
     from jaxret.training.optimizers import make_optimizer

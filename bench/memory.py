@@ -81,7 +81,7 @@ def write_models(folder: Path, shard_rows: int) -> None:
     from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
     from jaxret.models.encoders.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
-    from jaxret.models.retriever import make_retriever_model
+    from jaxret.models.retriever_model import make_retriever_model
     from jaxret.training.loop import train
 
     config, bert, encoder = get_config("as_it_comes"), BertConfig(30522, 64, 2, 4, 128, 512), folder / "encoder"

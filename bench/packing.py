@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxret.configs.minilm import get_config
 from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
-from jaxret.models.retriever import encoder_config, make_retriever_model
+from jaxret.models.retriever_model import encoder_config, make_retriever_model
 from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.runs.run import load_tokenizer
 from jaxret.training.examples import load_examples

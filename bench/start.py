@@ -38,7 +38,7 @@ def make_config(folder: Path) -> Any:
     from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
     from jaxret.models.encoders.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
-    from jaxret.models.retriever import make_retriever_model
+    from jaxret.models.retriever_model import make_retriever_model
 
     config = get_config("dual_encoder")
     source, encoder = resolve_encoder(config.encoder.checkpoint), folder / "encoder"

@@ -53,7 +53,7 @@ class Work:
     def of(cls, arguments: argparse.Namespace) -> Work:
         from jaxret.configs.minilm import get_config
         from jaxret.models.encoders.pretrained import resolve_encoder
-        from jaxret.models.retriever import encoder_config, make_retriever_model
+        from jaxret.models.retriever_model import encoder_config, make_retriever_model
         from jaxret.runs.run import load_tokenizer
         from jaxret.training.examples import load_examples
         from jaxret.training.tasks.retrieval import make_retrieval_plan, pack_plan
@@ -106,7 +106,7 @@ def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
     import jax
 
     from jaxret.models.encoders.pretrained import load_pretrained
-    from jaxret.models.retriever import make_retriever_model
+    from jaxret.models.retriever_model import make_retriever_model
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.mesh import make_mesh, shard_batch
     from jaxret.training.optimizers import make_optimizer

@@ -18,7 +18,7 @@ from jaxret.models.encoders.decoder import DecoderConfig
 from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import make_head
-from jaxret.models.retriever import RetrieverModel, make_retriever_model
+from jaxret.models.retriever_model import RetrieverModel, make_retriever_model
 from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.runs.embedder import Embedder
 from jaxret.training.losses.in_batch import loss_settings

@@ -17,7 +17,7 @@ _JOB = OptionFlags(BeirJob)
 
 def main(data: str) -> None:
     job = _JOB(folder=data)
-    from jaxret.experiments.beir import evaluate_beir
+    from jaxret.experiments.run_beir import evaluate_beir
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.processes import require_platform
 

@@ -16,7 +16,7 @@ from jaxret.data.formats.writers import WRITERS
 from jaxret.data.formats.writing import write_records
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Passage
-from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.evaluation.answer_matching import AnswerMatcher
 
 
 @dataclass

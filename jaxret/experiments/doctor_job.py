@@ -19,7 +19,7 @@ from jaxret.data.tokens.batches import padded_batch_size
 from jaxret.experiments.doctor import Check, available_memory, check_backend, checks_of_machine, product_rate
 from jaxret.models.encoders.fused import ATTENTION_PLATFORMS, require_kernel
 from jaxret.models.encoders.pretrained import resolve_encoder
-from jaxret.models.retriever import COMPUTE_DTYPES
+from jaxret.models.retriever_model import COMPUTE_DTYPES
 from jaxret.parallel.processes import require_platform
 from jaxret.plan.advice import memory_changes
 from jaxret.plan.programs import (

@@ -11,7 +11,7 @@ from typing import Any
 from jaxret.data.formats import Policy, write_retrieval_results, write_run
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage, PassageLookup, Query, Rankings
-from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, check_answers
+from jaxret.evaluation.answer_matching import AnswerMatcher, answer_accuracy, check_answers
 from jaxret.evaluation.evaluation_report import emit_evaluation, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, self_matching_queries, without_self_matches

@@ -17,7 +17,7 @@ from jaxret.data.formats import (
 )
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.records import Passage, Query, Rankings
-from jaxret.evaluation.answers import check_answers
+from jaxret.evaluation.answer_matching import check_answers
 from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches

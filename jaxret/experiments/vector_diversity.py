@@ -18,7 +18,7 @@ from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.diversity import Diversity, diversity
 from jaxret.experiments.evaluation_queries import EvaluationSource, require_same_dataset
 from jaxret.models.pooling import POOLINGS
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run, find_best_checkpoint
 from jaxret.runs.workdir import Workdir

@@ -20,7 +20,7 @@ from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
 from jaxret.models.model import parameter_shapes
 from jaxret.models.peft_files import EXPORT
-from jaxret.models.retriever import encoder_config, make_retriever_model
+from jaxret.models.retriever_model import encoder_config, make_retriever_model
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.embedder import Embedder

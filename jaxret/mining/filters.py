@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxret.data.records import Passage, Query
-from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.evaluation.answer_matching import AnswerMatcher
 from jaxret.mining.mining_settings import MiningSettings
 
 

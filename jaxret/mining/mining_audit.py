@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxret.data.errors import Policy
 from jaxret.data.records import Example, Passage
-from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.evaluation.answer_matching import AnswerMatcher
 from jaxret.mining.filters import normalized_passage
 from jaxret.mining.training_queries import TrainingQuery, stream_mined_examples
 

@@ -28,7 +28,7 @@ from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.lines import write_text
 from jaxret.data.records import Example, PassageLookup
 from jaxret.data.tokens.subset import choose_ids
-from jaxret.evaluation.answers import check_answers
+from jaxret.evaluation.answer_matching import check_answers
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.passages import Passages

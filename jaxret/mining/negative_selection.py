@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxret.data.formats import hash_id
 from jaxret.data.records import Example, Passage
-from jaxret.data.tokens.teacher import with_scores
-from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.data.tokens.teacher_scores import with_scores
+from jaxret.evaluation.answer_matching import AnswerMatcher
 from jaxret.mining.filters import RetrievedPassages, filter_passages, normalized_passage
 from jaxret.mining.mining_settings import SAMPLE, MiningSettings
 from jaxret.mining.pools import PoolResult, RankingFilePool

@@ -31,7 +31,7 @@ from jaxret.models.encoders.stored import Classifier
 from jaxret.models.encoders.weight_files import open_weights
 from jaxret.models.heads.head import one_token_selection
 from jaxret.models.model import LinenModel
-from jaxret.models.retriever import check_compute
+from jaxret.models.retriever_model import check_compute
 from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.types import HiddenStates, Params, Tokens
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxret.models.lora import with_adapters
 from jaxret.models.model import parameter_shapes
 from jaxret.models.partition import divide_parameters, frozen_pattern
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.parallel import flops as counting
 from jaxret.parallel.chips import Topology
 from jaxret.plan import programs

@@ -21,7 +21,7 @@ from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.heads import read_model_keys
 from jaxret.models.lora import with_adapters
 from jaxret.models.model import parameter_shapes
-from jaxret.models.retriever import RetrieverModel, encoder_config, make_retriever_model
+from jaxret.models.retriever_model import RetrieverModel, encoder_config, make_retriever_model
 from jaxret.parallel.chips import Topology
 from jaxret.parallel.mesh import make_mesh, row_sharding, shardings
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches

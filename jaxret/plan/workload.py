@@ -15,7 +15,7 @@ from jaxret.data.formats import Policy
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.packing import Packer, choose_row_shape
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.plan.programs import Shapes, longest_batch
 from jaxret.runs.run import load_tokenizer
 from jaxret.training.config_sources import training_data

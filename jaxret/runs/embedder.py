@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.parallel.mesh import (
     ROW_AXES,
     ParameterGatherer,

@@ -30,7 +30,7 @@ from jaxret.models.encoders.pretrained import read_pooler
 from jaxret.models.lora import BASE, cast_base, make_adapters, merge_adapters, with_adapters
 from jaxret.models.model import Model, ModelT, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
-from jaxret.models.retriever import RetrieverModel, encoder_config, make_retriever_model
+from jaxret.models.retriever_model import RetrieverModel, encoder_config, make_retriever_model
 from jaxret.parallel.mesh import make_mesh, map_with_names, place_leaf, shardings
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.base_weights import encoder_of_base, read_base

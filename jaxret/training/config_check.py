@@ -16,7 +16,7 @@ from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.heads import HEADS
 from jaxret.models.model import Model
 from jaxret.models.pooling import POOLINGS
-from jaxret.models.retriever import COMPUTE_DTYPES, RetrieverModel
+from jaxret.models.retriever_model import COMPUTE_DTYPES, RetrieverModel
 from jaxret.runs.mismatch import flatten
 from jaxret.training.losses.group_losses import check_losses
 from jaxret.training.losses.in_batch import loss_settings

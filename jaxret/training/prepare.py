@@ -12,7 +12,7 @@ from jaxret.models.encoders.fused import describe_attention, require_kernel
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.lora import with_adapters
 from jaxret.models.model import ModelT
-from jaxret.models.retriever import encoder_config
+from jaxret.models.retriever_model import encoder_config
 from jaxret.parallel.mesh import make_mesh
 from jaxret.parallel.processes import any_process, require_platform
 from jaxret.parallel.progress import job_log

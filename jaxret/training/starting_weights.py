@@ -17,7 +17,7 @@ from jaxret.models.lora import ADAPTER
 from jaxret.models.model import Model, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.peft_files import adapter_files, load_adapters, require_adapters_base
-from jaxret.models.retriever import with_pretrained
+from jaxret.models.retriever_model import with_pretrained
 from jaxret.parallel.mesh import shardings
 from jaxret.runs.contract import of_whole_vectors, require_same_contract
 from jaxret.runs.mismatch import require_equal

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxret.models.retriever import RetrieverModel, encoder_config, make_retriever_model
+from jaxret.models.retriever_model import RetrieverModel, encoder_config, make_retriever_model
 from jaxret.parallel.mesh import place_leaf, shardings
 from jaxret.runs.contract import DIMENSION, LENGTHS
 from jaxret.runs.mismatch import require_equal

@@ -29,7 +29,7 @@ from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import HEADS
 from jaxret.models.heads.head import NOT_KEYS
-from jaxret.models.retriever import make_retriever_model
+from jaxret.models.retriever_model import make_retriever_model
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.mining.keywords import write_keywords

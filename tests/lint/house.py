@@ -3,6 +3,8 @@
 Rules, each with what it prints:
 
   duplicate   a public function, class, type or constant of the package has a name that another module uses too
+  file        two files of the package have the same name, except those of verbs and configs (`cli`, `configs`), which
+              are named after an operation, a method or an encoder
   name        a variable, parameter, field, attribute or function is called by a participle in BANNED; or one of the
               package by another participle that is not in TERMS, FIELDS or FUNCTIONS, or by a word in VAGUE, which is
               no noun
@@ -131,6 +133,8 @@ QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
 WORD = re.compile(r"(?:[a-z]{2,}|a)[,;:.?)]*")
 # Names that every module of a kind has.
 EVERY_CLI, EVERY_CONFIG = {"main"}, {"get_config", "stages", "CHECKPOINTS", "FAMILIES"}
+# Folders whose files are named after something that has a file elsewhere.
+NAMED_AFTER = {"cli", "configs"}
 # Constants that each module of a kind has; formats have their keys.
 TABLES = re.compile(
     "ARCHITECTURE|ARGUMENTS|FORMATS|KEYS|NEGATIVES|OPENS_ADDRESSES|POSITIVES|QUERY|QUERY_ID|SUFFIXES|T|WRITES"
@@ -402,12 +406,21 @@ def duplicates() -> Iterator[str]:
             yield f"duplicate {name}: {', '.join(files)}"
 
 
+def same_files() -> Iterator[str]:
+    """Yield the names of the package's files that another file has, too, except in NAMED_AFTER."""
+    paths: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "jaxret").rglob("[!_]*.py")):
+        if path.relative_to(ROOT / "jaxret").parts[0] not in NAMED_AFTER:
+            paths[path.name].append(path.relative_to(ROOT).as_posix())
+    yield from (f"file {name}: {', '.join(files)}" for name, files in sorted(paths.items()) if len(files) > 1)
+
+
 def violations(folders: list[Path]) -> list[str]:
-    """Return the sorted violations in files below some folders; duplicates are searched in the whole package, and shown
-    if one of their files is below a folder."""
+    """Return the sorted violations in files below some folders; duplicates and files of the same name are searched in
+    the whole package, and shown if one of their files is below a folder."""
     files = sorted({path for folder in folders for path in ([folder] if folder.is_file() else folder.rglob("*.py"))})
     shown = {path.relative_to(ROOT).as_posix() for path in files}
-    pairs = [line for line in duplicates() if shown & set(line.partition(": ")[2].split(", "))]
+    pairs = [line for line in [*duplicates(), *same_files()] if shown & set(line.partition(": ")[2].split(", "))]
     return sorted([*pairs, *(line for path in files for line in check_file(path))])
 
 

@@ -148,6 +148,12 @@ def test_a_pattern_has_few_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert line.startswith("message tests/bad_test.py:1: 7 words")
 
 
+def test_a_file_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("a/page", "b/c/page", "cli/encode", "index/encode", "configs/mlr", "heads/mlr", "a/__init__", "b/__init__")
+    (line,) = violations(tmp_path, {f"jaxret/{name}.py": "" for name in names}, monkeypatch)
+    assert line == "file page.py: jaxret/a/page.py, jaxret/b/c/page.py"
+
+
 def test_a_public_name_has_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = {"jaxret/a.py": "def f(): ...\ndef _g(): ...", "jaxret/b.py": "class f: ...\ndef _g(): ..."}
     verbs = {f"jaxret/cli/{name}.py": "def main(): ..." for name in "cd"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.records import Example, Passage, Query
-from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.evaluation.answer_matching import AnswerMatcher
 from jaxret.mining.filters import FILTERS, RetrievedPassages, filter_passages
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.negative_selection import NegativeSelector

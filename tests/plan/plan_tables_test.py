@@ -21,7 +21,7 @@ from bench.plan_tables import (
 from jaxret.configs import config_names
 from jaxret.configs.base import get_config
 from jaxret.configs.recipes import language_models
-from jaxret.models.retriever import RetrieverModel, encoder_config
+from jaxret.models.retriever_model import RetrieverModel, encoder_config
 from jaxret.parallel.chips import GIB, parse_topology
 from jaxret.plan.advice import with_changes
 from jaxret.plan.compilation import missing_compiler

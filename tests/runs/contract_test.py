@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.runs.contract import make_contract, require_same_contract
 from jaxret.runs.mismatch import ContractError
 from tests.pipeline import write_encoder

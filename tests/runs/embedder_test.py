@@ -15,7 +15,7 @@ from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import RetrieverModel, make_retriever_model, with_pretrained
+from jaxret.models.retriever_model import RetrieverModel, make_retriever_model, with_pretrained
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.run import make_embedder

@@ -21,7 +21,7 @@ import pytrec_eval
 from jaxret.data.formats import Corpus, JudgementSource, Policy, QuerySource, RankingSource, write_beir
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import TASK
-from jaxret.evaluation.answers import has_answer
+from jaxret.evaluation.answer_matching import has_answer
 from jaxret.evaluation.metrics import evaluate
 from jaxret.experiments.answer_question import print_ranking, show_answer
 from jaxret.experiments.evaluation_measures import measures_for

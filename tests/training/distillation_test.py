@@ -19,7 +19,7 @@ from jaxret.data.formats.example_writers import write_flag_examples
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
 from jaxret.data.tokens.subset import choose_ids
-from jaxret.data.tokens.teacher import TeacherScores, with_scores
+from jaxret.data.tokens.teacher_scores import TeacherScores, with_scores
 from jaxret.data.tokens.tokenized import ExampleSource, load_or_tokenize_examples
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.parallel.mesh import make_mesh, shard_batch

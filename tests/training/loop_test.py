@@ -29,7 +29,7 @@ from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.index.encode import encode_corpus
 from jaxret.models.encoders.pretrained import load_pretrained
-from jaxret.models.retriever import make_retriever_model
+from jaxret.models.retriever_model import make_retriever_model
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError

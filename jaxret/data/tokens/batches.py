@@ -15,7 +15,7 @@ import numpy as np
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.packing import SAMPLE_BATCHES, USUAL, Packer, Placement, RowShape, choose_row_shape
-from jaxret.data.tokens.teacher import TeacherScores, row_subset
+from jaxret.data.tokens.teacher_scores import TeacherScores, row_subset
 from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation, concatenate_blocks
 from jaxret.storage.atomic import sha256_json_lists
 from jaxret.types import Batch, BatchT, Packing, Ragged, Tokens

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxret.data.formats import hash_id
 from jaxret.data.tokens.batches import TrainingSet
-from jaxret.data.tokens.teacher import TeacherScores
+from jaxret.data.tokens.teacher_scores import TeacherScores
 from jaxret.storage.atomic import sha256_json
 
 

@@ -33,7 +33,7 @@ from jaxret.data.tokens.store import (
     open_or_make_store,
     open_store,
 )
-from jaxret.data.tokens.teacher import TeacherScores, with_scores
+from jaxret.data.tokens.teacher_scores import TeacherScores, with_scores
 from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation
 from jaxret.types import Log, Ragged
 

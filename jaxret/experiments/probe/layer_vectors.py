@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.parallel.mesh import shard_whole_batch
 from jaxret.parallel.progress import Progress
 from jaxret.runs.embedder import plan_batches

@@ -15,7 +15,7 @@ from jaxret.data.formats import TrainingSource, source_path
 from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.libraries.named import is_named
-from jaxret.evaluation.answers import check_answers
+from jaxret.evaluation.answer_matching import check_answers
 from jaxret.experiments.evaluate_search import require_answers
 from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries

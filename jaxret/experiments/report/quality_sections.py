@@ -22,7 +22,7 @@ from jaxret.experiments.report.html import (
     tag,
     value_cell,
 )
-from jaxret.experiments.report.page import Drawing, gallery
+from jaxret.experiments.report.report_page import Drawing, gallery
 from jaxret.experiments.report.report_pictures import cost_picture, interval_picture, layer_picture
 from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFiles
 

@@ -14,7 +14,7 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.compare_runs import RunResult, compare_runs, split_argument
 from jaxret.experiments.pictures.run_pictures import Runs, read_metrics
 from jaxret.models.heads import make_head
-from jaxret.models.retriever import encoder_config
+from jaxret.models.retriever_model import encoder_config
 from jaxret.runs.mismatch import flatten
 from jaxret.runs.run import config_json, stored_config
 from jaxret.runs.run_warnings import RunWarning, read_warnings

@@ -22,7 +22,7 @@ from jaxret.experiments.report.html import (
     tag,
     value_cell,
 )
-from jaxret.experiments.report.page import Drawing, gallery
+from jaxret.experiments.report.report_page import Drawing, gallery
 from jaxret.experiments.report.run_files import ReportFiles, RunFiles
 from jaxret.runs.identity import VALIDATION, without_seeds
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxret.experiments.compare_runs import split_argument
-from jaxret.experiments.report.page import Section, render_page
 from jaxret.experiments.report.quality_sections import cost_section, layer_section, quality_section, winner_section
 from jaxret.experiments.report.query_section import query_section
 from jaxret.experiments.report.report_options import ReportOptions
+from jaxret.experiments.report.report_page import Section, render_page
 from jaxret.experiments.report.run_files import ReportFiles
 from jaxret.experiments.report.run_sections import (
     config_section,

@@ -43,7 +43,7 @@ from jaxret.experiments.vector_diversity import (
     report_diversity,
 )
 from jaxret.models.encoders.pretrained import resolve_encoder
-from jaxret.models.retriever import encoder_config, make_retriever_model
+from jaxret.models.retriever_model import encoder_config, make_retriever_model
 from jaxret.parallel.events import emit
 from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten, require_equal

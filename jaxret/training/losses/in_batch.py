@@ -13,7 +13,7 @@ from flax import struct
 from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
 
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.models.scoring import MASKED_SCORE
 from jaxret.training.losses.group_losses import (
     BinarySettings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.models.scoring import unit_length
 from jaxret.types import Embeddings
 

@@ -17,7 +17,7 @@ from jaxret.models.pretraining import (
     PretrainingModel,
     PretrainingModule,
 )
-from jaxret.models.retriever import COMPUTE_DTYPES, check_compute
+from jaxret.models.retriever_model import COMPUTE_DTYPES, check_compute
 from jaxret.runs.contract import make_contract
 from jaxret.runs.run import load_tokenizer, require_stored_contract
 from jaxret.training.config_sources import training_corpus

@@ -22,7 +22,7 @@ from jaxret.models.cross_encoder import (
 )
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.encoders.pretrained import find_model
-from jaxret.models.retriever import COMPUTE_DTYPES
+from jaxret.models.retriever_model import COMPUTE_DTYPES
 from jaxret.parallel.mesh import row_sharding
 from jaxret.parallel.progress import Progress
 from jaxret.runs.reranker import make_pair_scorer

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
 from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import COMPUTE_DTYPES, RetrieverModel, make_retriever_model
+from jaxret.models.retriever_model import COMPUTE_DTYPES, RetrieverModel, make_retriever_model
 from jaxret.models.scoring import late_interaction, similarities
 from jaxret.parallel.mesh import replicated_sharding, row_parts, row_sharding
 from jaxret.runs.contract import make_contract

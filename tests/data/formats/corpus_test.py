@@ -69,7 +69,7 @@ INTERFACES = ("cli", "api")
 DOORS = {
     "experiments/rerank_request.py": "the corpus is looked for after the request is checked",
     "experiments/recipes/check_recipe.py": "the corpus of a request",
-    "experiments/beir.py": "the sets of a folder are listed here",
+    "experiments/run_beir.py": "the sets of a folder are listed here",
     "experiments/mteb/run_mteb.py": "the tasks that are folders are found here",
     "experiments/mteb/mteb_searcher.py": "the corpus is written here",
     "experiments/reproduce/run_row.py": "the flags of a command are read here",
@@ -98,7 +98,7 @@ SOURCE_DOORS = {
     "data/formats/sources.py": "a source that was not opened, or a run of negatives",
     "data/tokens/tokenized.py": "keys of a config",
     "demo/demo.py": "the files were written here",
-    "experiments/beir.py": "the sets of a folder are listed here",
+    "experiments/run_beir.py": "the sets of a folder are listed here",
     "experiments/chunk_data.py": "the source is a corpus or training records",
     "experiments/build_index.py": "the queries of the options",
     "experiments/evaluation_queries.py": "an evaluation opens its queries and judgements",

@@ -12,7 +12,7 @@ import pytest
 from jaxret.data.formats import TrainingSource
 from jaxret.data.tokens.batches import tokenize_examples
 from jaxret.data.tokens.subset import choose_ids, take_random_queries
-from jaxret.data.tokens.teacher import TeacherScores
+from jaxret.data.tokens.teacher_scores import TeacherScores
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.training.examples import data_record, load_examples
 from jaxret.types import Ragged

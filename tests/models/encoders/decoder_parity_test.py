@@ -20,7 +20,7 @@ from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.weight_files import weights_digest
-from jaxret.models.retriever import encoder_config
+from jaxret.models.retriever_model import encoder_config
 from jaxret.types import HiddenStates, Packing, Tokens
 from tests import tiny
 

@@ -14,7 +14,7 @@ import pytest
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from tests import tiny
 from tests.pipeline import write_encoder
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.retriever import RetrieverModel
+from jaxret.models.retriever_model import RetrieverModel
 from jaxret.models.scoring import similarities
 from jaxret.parallel.mesh import make_mesh
 from jaxret.training.losses import grad_cache

@@ -26,7 +26,7 @@ from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.batches import TrainingSet
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.pairs import PairJoiner
-from jaxret.evaluation.answers import answer_accuracy
+from jaxret.evaluation.answer_matching import answer_accuracy
 from jaxret.experiments.compare_runs import compare_runs
 from jaxret.experiments.evaluate_search import evaluation_path
 from jaxret.experiments.rerank import rerank

@@ -8,7 +8,7 @@ import pytest
 
 from jaxret.data.formats import QuerySource
 from jaxret.data.records import Query
-from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, answer_ranks, has_answer, tokenize
+from jaxret.evaluation.answer_matching import AnswerMatcher, answer_accuracy, answer_ranks, has_answer, tokenize
 
 GOLDEN = [
     ("U.S.", "in the U.S. today", True),

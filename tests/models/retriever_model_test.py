@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.models.encoders.fused import require_kernel
-from jaxret.models.retriever import RetrieverModel, with_pretrained
+from jaxret.models.retriever_model import RetrieverModel, with_pretrained
 from tests.tiny import (
     BERT,
     DUAL_ENCODER,

@@ -20,8 +20,12 @@ from jaxret.data.dataset_check import check_data
 from jaxret.data.errors import DataError
 from jaxret.data.formats import Corpus, DataSource
 from jaxret.data.formats.set_folders import list_sets
-from jaxret.experiments import beir as beir_module
-from jaxret.experiments.beir import (
+from jaxret.experiments import run_beir as beir_module
+from jaxret.experiments.beir_job import BeirJob
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.reproduce.papers import paper_means
+from jaxret.experiments.run_beir import (
     beir_table,
     choose_sets,
     combined_members,
@@ -31,10 +35,6 @@ from jaxret.experiments.beir import (
     read_columns,
     unjudged_sets,
 )
-from jaxret.experiments.beir_job import BeirJob
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25_settings import BM25Settings
