@@ -121,7 +121,7 @@ def cut_corpus(
         if jax.process_index() == 0:
             _require_no_own_changes(folder, source, encoded_corpus.parts)
             parts = list(zip(encoded_corpus.parts, encoded_corpus.shards, strict=True))
-            with Progress("cut", int(encoded_corpus.firsts[-1]), "passage", shown=progress) as bar:
+            with Progress("cut", int(encoded_corpus.firsts[-1]), "passage", progress=progress) as bar:
                 for part, shards in reversed(parts):  # the first part comes last: its manifest completes the corpus
                     if part is parts[0][0] and read_parts(source):
                         write_parts(folder, encoded_corpus.parts)

@@ -47,9 +47,9 @@ def hide_prints() -> Iterator[None]:
         yield
 
 
-def job_log(shown: bool) -> Callable[[str], None]:
-    """Return a function that prints a line in the first process, or does nothing if `shown` is False."""
-    return print_line if shown else lambda _: None
+def job_log(progress: bool) -> Callable[[str], None]:
+    """Return a function that prints a line in the first process, or does nothing if `progress` is False."""
+    return print_line if progress else lambda _: None
 
 
 def print_line(text: str) -> None:
@@ -92,7 +92,7 @@ class Progress:
         total: int | None = None,
         unit: str = "text",
         start: int = 0,
-        shown: bool = True,
+        progress: bool = True,
         cause: str = "",
     ):
         """Prepare the count; nothing is shown yet.
@@ -102,12 +102,12 @@ class Progress:
             total: number of parts; None: unknown.
             unit: name of a part, in one word.
             start: number of parts that are finished already.
-            shown: whether progress is shown.
+            progress: whether progress is shown.
             cause: what the first part waits for, which is the note until this part is finished.
         """
         self.name, self.total, self.unit, self.done = name, total, unit, start
         self._first, self._note, self._cause = start, cause, cause
-        self._visible = shown and not _settings["quiet"]
+        self._visible = progress and not _settings["quiet"]
         self._bar: tqdm[Any] | None = None
         self._lines = 0
         self._end, self._mutex = threading.Event(), threading.RLock()
@@ -215,7 +215,7 @@ class Progress:
 
 
 def with_progress(
-    items: Iterable[T], name: str, total: int | None = None, unit: str = "text", shown: bool = True
+    items: Iterable[T], name: str, total: int | None = None, unit: str = "text", progress: bool = True
 ) -> Iterator[T]:
     """Yield the items, and show how many were used.
 
@@ -223,9 +223,9 @@ def with_progress(
         name: name of the work, in one or two words.
         total: number of items; None: unknown.
         unit: name of an item, in one word.
-        shown: whether progress is shown.
+        progress: whether progress is shown.
     """
-    with Progress(name, total, unit, shown=shown) as progress:
+    with Progress(name, total, unit, progress=progress) as bar:
         for item in items:
             yield item
-            progress.update()
+            bar.update()

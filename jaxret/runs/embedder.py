@@ -178,7 +178,7 @@ class Embedder:
         if not len(texts):
             return Ragged(np.empty((0, self.retriever.dimension), np.float32), np.zeros(1, np.int64))
         name = "encode queries" if side == "query" else "encode passages"
-        with Progress(name, len(texts), shown=progress, cause=COMPILATION) as bar:
+        with Progress(name, len(texts), progress=progress, cause=COMPILATION) as bar:
 
             def report(count: int) -> None:
                 bar.update(count)

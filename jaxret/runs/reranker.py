@@ -61,7 +61,7 @@ class Reranker:
             progress: whether to show a bar.
         """
         texts = self.scorer_of(queries, passages, progress)
-        with Progress("score", len(pairs), "pair", shown=progress) as bar:
+        with Progress("score", len(pairs), "pair", progress=progress) as bar:
             return texts(pairs, bar.update), texts.cut
 
     def scorer_of(

@@ -141,7 +141,7 @@ def find_candidates(
     largest_norm = 0.0
     parts = queries.parts()
     cause = COMPILATION if backend.name == "xla" else ""
-    with Progress("search", corpus.total_rows, "passage", shown=progress, cause=cause) as bar:
+    with Progress("search", corpus.total_rows, "passage", progress=progress, cause=cause) as bar:
         for block in _keep_blocks(queries, corpus, depth, backend):
             largest_norm = max(largest_norm, block.largest_norm)
             for part, part_vectors in parts:

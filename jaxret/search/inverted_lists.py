@@ -191,7 +191,7 @@ class InvertedLists:
         """Return the best passages among those that share a word with each query, and the largest norm of a passage."""
         candidates, largest_norm = empty_candidates(len(queries), depth), 0.0
         cause = COMPILATION if isinstance(self.backend, XlaLists) else ""
-        with Progress("search", self.corpus.total_rows, "passage", shown=progress, cause=cause) as bar:
+        with Progress("search", self.corpus.total_rows, "passage", progress=progress, cause=cause) as bar:
             for block in self.blocks_in_memory if self.blocks_in_memory is not None else self._load_blocks():
                 candidates.add(slice(None), block.search(queries.rows, depth), block.first_row)
                 largest_norm = max(largest_norm, block.largest_norm)

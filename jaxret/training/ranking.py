@@ -65,7 +65,7 @@ class Ranker:
         mesh, limit = self.embedder.mesh, self.embedder.max_lengths["passage"]
         placed_queries = self._place(self.embedder.with_params(params)(queries, "query", progress))
         best = shard_whole_batch(mesh, self._empty_ranks(placed_queries[0].shape[0]))
-        with Progress("rank passages", len(passages), shown=progress) as bar:
+        with Progress("rank passages", len(passages), progress=progress) as bar:
             for rows, size, length in plan_batches(passages.lengths, self.embedder.tokens_per_batch, row_parts(mesh)):
                 # Rows ascend, so that the lower row is first if scores are equal.
                 rows = np.concatenate([np.sort(rows), np.full(size - len(rows), -1)]).astype(np.int32)

@@ -316,7 +316,7 @@ class TextTokenizer:
         """Yield blocks of token ids of (text, title, prompt in front of them), cut at the limit of `cut`, which counts
         texts and tokens. With `fill`, queries are filled up to the limit with [MASK]."""
         limit, end = cut.limit, [self.sep_id] if self.ends_texts else []
-        with Progress(f"tokenize {cut.what}", shown=progress) as bar:
+        with Progress(f"tokenize {cut.what}", progress=progress) as bar:
             for block in _split_blocks(texts):
                 rows: list[list[int]] = []
                 sides = (

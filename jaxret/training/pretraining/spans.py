@@ -60,7 +60,7 @@ def load_documents(
 
         def texts() -> Iterator[str]:
             passages = corpus.read(Policy(on_error), scan)
-            for passage in with_progress(passages, "tokenize", scan.passages, shown=progress):
+            for passage in with_progress(passages, "tokenize", scan.passages, progress=progress):
                 yield document_text(passage)
 
         plain.without_markers(texts(), lambda blocks: writer.ragged("documents", blocks))

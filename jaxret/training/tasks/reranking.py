@@ -125,7 +125,7 @@ class RerankingValidation:
         places = np.array([pairs.setdefault(pair, len(pairs)) for pair in entries])
         numbers, passages = np.array(list(pairs)).T
         scorer = replace(self.scorer, params=params)
-        with Progress("validate", len(pairs), "pair", shown=self.progress) as bar:
+        with Progress("validate", len(pairs), "pair", progress=self.progress) as bar:
             scores = scorer(dev.queries, dev.passages, dev.first_examples[numbers], passages, bar.update)
         groups = np.split(scores[places].astype(np.float64), np.cumsum(counts)[:-1])
         ranks = np.array([(group[1:] >= group[0]).sum() for group in groups])
