@@ -19,7 +19,7 @@ from tests.pipeline import (
     write_encoder,
     write_generator,
 )
-from tests.training.pretraining.run_test import SMALL as PRETRAINING
+from tests.training.pretraining.pretrain_test import SMALL as PRETRAINING
 
 SMALL = {"train__steps": 4, "train__checkpoint_every": 1, "validation__pool_size": 16, "encode__shard_rows": 5}
 

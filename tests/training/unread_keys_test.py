@@ -1,5 +1,5 @@
 """A key that its task does not read is refused. The table READ is verified by a run of each task that records which
-keys are read: in tests/configs/config_test.py (retrieval), tasks/reranking_test.py, pretraining/run_test.py."""
+keys are read: in tests/configs/config_test.py (retrieval), tasks/reranking_test.py, pretraining/pretrain_test.py."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxret.experiments.report.write_report import write_report
-from tests.experiments.report.report_test import SECTIONS
+from tests.experiments.report.write_report_test import SECTIONS
 
 pytestmark = pytest.mark.slow
 

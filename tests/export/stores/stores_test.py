@@ -14,7 +14,7 @@ from jaxret.export.stores.store_list import STORES, import_client
 from jaxret.export.stores.store_options import StoreOptions
 from jaxret.index.encoded_corpus import open_encoded
 from tests.export.stores.corpora import PACKAGES, RECORDS, ROWS, make_runs
-from tests.export.stores.parquet_test import kill_export
+from tests.export.stores.parquet_files_test import kill_export
 from tests.index.runs import RunsByKind
 
 pytest.importorskip("pyarrow", reason="needs jaxret[data]")
