@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.metrics import evaluate
 from jaxret.parallel import progress
+from jaxret.runs.mismatch import ContractError
 from jaxret.search import bm25_index
 from jaxret.search.bm25 import BM25
-from jaxret.search.bm25_index import tokenize_words
+from jaxret.search.bm25_index import keep_bm25_index, tokenize_words
 from jaxret.search.bm25_settings import BM25Settings
 
 PASSAGES = [
@@ -152,6 +154,22 @@ def test_bad_input_is_an_error() -> None:
         index.search([Query("q", "cats"), Query("q", "dogs")], k=1)
     with pytest.raises(ValueError, match="k is 0"):
         index.search([Query("q", "cats")], k=0)
+
+
+def test_a_kept_index_is_opened_again_if_it_is_whole_and_has_the_same_settings(tmp_path: Path) -> None:
+    file, folder = tmp_path / "corpus.jsonl", tmp_path / "index"
+    file.write_text("".join(json.dumps({"_id": one.id, "text": one.text}) + "\n" for one in PASSAGES))
+
+    def keep(**settings: float) -> bool:
+        return keep_bm25_index(folder, Corpus.open(file), BM25Settings(**settings), Policy())[0]  # type: ignore[arg-type]
+
+    assert [keep(), keep()] == [True, False]
+    with pytest.raises(ContractError, match=r"settings\.k1: 0\.9 .*, 1\.2"):
+        keep(k1=1.2)
+    scores = folder / "data.csc.index.npy"
+    scores.write_bytes(scores.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ValueError, match=r"data\.csc\.index\.npy .*damaged; remove"):
+        keep()
 
 
 def test_scifact(data_dir: Path) -> None:

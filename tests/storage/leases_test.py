@@ -81,6 +81,18 @@ def test_one_job_at_a_time_holds_a_lease(leases: Leases, others: Leases) -> None
     assert others.claim("a")
 
 
+def test_the_owner_is_on_disk_before_it_has_the_lease(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut, jobs would wait for the owner of an empty file."""
+    flushed: list[tuple[str, bool, list[str]]] = []
+
+    def flush(path: Path) -> None:
+        flushed.append((path.name, "process" in path.read_text(), leases.names()))
+
+    monkeypatch.setattr("jaxret.storage.leases.sync", flush)
+    claimed(leases)
+    assert flushed == [("owner.json", True, [])]
+
+
 def test_one_of_many_jobs_gets_a_lease(tmp_path: Path) -> None:
     jobs, actual, together = [Leases(tmp_path) for _ in range(8)], [], threading.Barrier(8)
 
