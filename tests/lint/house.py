@@ -19,6 +19,7 @@ Rules, each with what it prints:
               comprehensions and lambdas, and is not in SHORT
   parameters  a function has more than seven parameters
   length      a function of the package has more than 60 lines, except the keys of a config (`get_config`)
+  mirror      a module of the package above 250 lines has no test file of its name, and is not in TESTED_ELSEWHERE
   message     a test matches more than five words of an error's sentence (`match=`), apart from keys, names and numbers
 
 The exit status is 1 if a violation is printed.
@@ -131,6 +132,32 @@ BUGS = {"AssertionError", "NotImplementedError"}  # raised for mistakes in this 
 MOST_PARAMETERS, ARGS_FROM, MOST_WORDS, MOST_LINES = 7, 4, 5, 60
 QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
 WORD = re.compile(r"(?:[a-z]{2,}|a)[,;:.?)]*")
+# Long modules whose tests are in files of another name. Remove entries; add none.
+TESTED_ELSEWHERE = {
+    "jaxret/api/index.py",
+    "jaxret/configs/base.py",
+    "jaxret/data/formats/source_layout.py",
+    "jaxret/data/formats/sources.py",
+    "jaxret/data/formats/trec.py",
+    "jaxret/data/lines.py",
+    "jaxret/experiments/evaluate_search.py",
+    "jaxret/experiments/pictures/run_pictures.py",
+    "jaxret/experiments/probe/probe_report.py",
+    "jaxret/experiments/recipes/check_recipe.py",
+    "jaxret/experiments/report/quality_sections.py",
+    "jaxret/experiments/report/run_sections.py",
+    "jaxret/experiments/reproduce/commands.py",
+    "jaxret/export/stock_modules.py",
+    "jaxret/index/passages.py",
+    "jaxret/models/pretraining.py",
+    "jaxret/plan/estimates.py",
+    "jaxret/storage/bucket_folder.py",
+    "jaxret/storage/copy_folder.py",
+    "jaxret/storage/working_copy.py",
+    "jaxret/training/tasks/retrieval.py",
+    "jaxret/types.py",
+}
+MOST_WITHOUT_TESTS = 250  # lines of a module
 # Names that every module of a kind has.
 EVERY_CLI, EVERY_CONFIG = {"main"}, {"get_config", "stages", "CHECKPOINTS", "FAMILIES"}
 # Folders whose files are named after something that has a file elsewhere.
@@ -415,13 +442,27 @@ def same_files() -> Iterator[str]:
     yield from (f"file {name}: {', '.join(files)}" for name, files in sorted(paths.items()) if len(files) > 1)
 
 
+def mirror(path: Path) -> Iterator[str]:
+    """Yield a violation if a long module has no test file of its name, or one of TESTED_ELSEWHERE has one."""
+    name = path.relative_to(ROOT).as_posix()
+    test = f"tests/{name.removeprefix('jaxret/').removesuffix('.py')}_test.py"
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    if not name.startswith("jaxret/") or path.name == "__init__.py" or lines <= MOST_WITHOUT_TESTS:
+        return
+    elsewhere, exists = name in TESTED_ELSEWHERE, (ROOT / test).exists()
+    if elsewhere and exists:
+        yield f"mirror {name}: {test} exists, so remove the module from TESTED_ELSEWHERE"
+    if not elsewhere and not exists:
+        yield f"mirror {name}: {lines} lines, and no {test}"
+
+
 def violations(folders: list[Path]) -> list[str]:
     """Return the sorted violations in files below some folders; duplicates and files of the same name are searched in
     the whole package, and shown if one of their files is below a folder."""
     files = sorted({path for folder in folders for path in ([folder] if folder.is_file() else folder.rglob("*.py"))})
     shown = {path.relative_to(ROOT).as_posix() for path in files}
     pairs = [line for line in [*duplicates(), *same_files()] if shown & set(line.partition(": ")[2].split(", "))]
-    return sorted([*pairs, *(line for path in files for line in check_file(path))])
+    return sorted([*pairs, *(line for path in files for line in [*check_file(path), *mirror(path)])])
 
 
 def main(arguments: list[str]) -> int:

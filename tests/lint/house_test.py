@@ -164,6 +164,21 @@ def test_a_public_name_has_one_module(tmp_path: Path, monkeypatch: pytest.Monkey
     assert violations(tmp_path / "types", types, monkeypatch) == ["duplicate Hits: jaxret/e.py, jaxret/f.py"]
 
 
+def test_a_long_module_has_a_test_file_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("a/page", "a/__init__", "b/tested", "b/untested")
+    sources = {f"jaxret/{name}.py": "\n" * (house.MOST_WITHOUT_TESTS + 1) for name in names}
+    sources |= {
+        "jaxret/short.py": "\n" * house.MOST_WITHOUT_TESTS,
+        "tests/a/page_test.py": "",
+        "tests/b/tested_test.py": "",
+    }
+    monkeypatch.setattr(house, "TESTED_ELSEWHERE", {"jaxret/a/page.py"})
+    assert violations(tmp_path, sources, monkeypatch) == [
+        "mirror jaxret/a/page.py: tests/a/page_test.py exists, so remove the module from TESTED_ELSEWHERE",
+        "mirror jaxret/b/untested.py: 251 lines, and no tests/b/untested_test.py",
+    ]
+
+
 def test_names_of_tests_are_free_but_for_those_that_mean_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,5 +190,6 @@ def test_every_exception_is_a_name_of_the_package() -> None:
     trees = [ast.parse(path.read_text()) for path in house.ROOT.glob("jaxret/**/*.py")]
     scopes = [("", tree) for tree in trees] + [pair for tree in trees for pair in house.scopes(tree)]
     classes = [(name, node) for name, node in scopes if isinstance(node, ast.ClassDef)]
+    assert all((house.ROOT / name).exists() for name in house.TESTED_ELSEWHERE)
     assert set(house.FIELDS) <= {f"{name}.{word}" for name, node in classes for word in house.variables(node)}
     assert set().union(*(house.bound(node, without=house.NOT_SHORT) for _, node in scopes)) >= house.SHORT
