@@ -125,14 +125,17 @@ def require_writable_disk(folder: str | os.PathLike[str]) -> None:
 
 
 def require_disk_path(path: str | os.PathLike[str]) -> None:
-    """Raise ValueError for an address that is neither gs:// nor s3://. It would be read as a folder, such as
-    "https:"."""
-    if match := _ADDRESS.match(os.fspath(path)):
+    """Raise ValueError for an address that is neither gs:// nor s3://, and for ~ in place of the home folder, which no
+    shell replaces in --workdir=~/runs. They would be read as folders, such as "https:" and "~"."""
+    text = os.fspath(path)
+    if text.partition("/")[0] == "~":
+        raise ValueError(f"{text}: write the path of your home folder in place of ~ (or ./{text} for a folder named ~)")
+    if match := _ADDRESS.match(text):
         scheme = match[1] or match[2]
         if scheme.lower() in ("gs", "s3"):
-            raise ValueError(f"{os.fspath(path)}: write {scheme.lower()}:// in place of {scheme}://")
+            raise ValueError(f"{text}: write {scheme.lower()}:// in place of {scheme}://")
         raise ValueError(
-            f"{os.fspath(path)}: {scheme}:// is not supported: use gs:// or s3://, or copy the "
+            f"{text}: {scheme}:// is not supported: use gs:// or s3://, or copy the "
             "data to a disk or mounted file system and give that path (docs/clusters.md)"
         )
 

@@ -19,6 +19,7 @@ from jaxret.storage.atomic import (
     atomic_write,
     read_json,
     read_with_digest,
+    require_disk_path,
     require_file_path,
     require_writable_disk,
     sha256_file,
@@ -103,6 +104,15 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     for read in (read_json, sha256_file):
         with pytest.raises(ValueError, match=r"/pipe .*pipe; .*needed"):
             read(tmp_path / "pipe")
+
+
+def test_a_shell_does_not_replace_a_tilde_inside_of_a_word() -> None:
+    """--workdir=~/runs made a folder "~" in the current folder."""
+    for path in ("~", "~/runs/a"):
+        with pytest.raises(ValueError, match="home folder"):
+            require_disk_path(path)
+    for path in ("./~/runs", "runs/~", "~old", "a~"):
+        require_disk_path(path)
 
 
 def test_file_and_rename_are_flushed_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
