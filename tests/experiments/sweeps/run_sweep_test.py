@@ -215,14 +215,6 @@ def test_local_variation_and_perplexity_are_measured_at_every_point(
     assert (done.returncode, read_json(report)["pairs"]) == (0, 10), done.stderr
     refused = sweep(arguments(folder), *layers, chosen, f"--diversity={tmp_path / 'gone' / 'pairs.json'}")
     assert "gone/pairs.json: this file does not exist" in refused.stderr, "a report with this name exists"
-    other = tmp_path / "other" / "pairs.json"
-    other.parent.mkdir()
-    other.write_text(json.dumps(json.loads(pairs.read_text())[:-2]))
-    refused = sweep(arguments(folder), *layers, chosen, f"--diversity={other}")
-    assert "give another --name" in refused.stderr
-    named = sweep(arguments(folder), *layers, chosen, f"--diversity={other}", "--name=other")
-    assert named.returncode == 0, named.stderr
-    assert read_json(report.with_name("other.diversity.json"))["pairs"] == 8
 
     one, two = (point["scores"] for point in read_json(folder / "results.json")["points"])
     assert (set(one), set(two)) == ({"RR@10"}, {"RR@10", "local_variation", "perplexity"})
@@ -232,6 +224,15 @@ def test_local_variation_and_perplexity_are_measured_at_every_point(
     assert f"perplexity of the winner: {two['perplexity'][0]:.4f} " in apart.stdout
     row = next(line for line in (folder / "results.md").read_text().splitlines() if line.startswith("| 3 |"))
     assert [cell.strip() for cell in row.split("|")][4:6] == ["-", "-"]
+    other = tmp_path / "other" / "pairs.json"
+    other.parent.mkdir()
+    other.write_text(json.dumps(json.loads(pairs.read_text())[:-2]))
+    refused = sweep(arguments(folder), *layers, chosen, f"--diversity={other}")
+    assert "give another --name" in refused.stderr
+    named = sweep(arguments(folder), *layers, chosen, f"--diversity={other}", "--name=other")
+    assert named.returncode == 0, named.stderr
+    assert read_json(report.with_name("other.diversity.json"))["pairs"] == 8
+
     pytest.importorskip("matplotlib")
     drawn = sweep(["plot", "sweep", str(folder), "--measures=perplexity", f"--out={tmp_path / 'picture'}"])
     assert drawn.returncode == 0, drawn.stderr
