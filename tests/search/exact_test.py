@@ -287,6 +287,7 @@ def test_a_bound_equal_to_the_last_score_is_no_proof() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxret.search.exact.MARGIN", 0)
+        patch.setattr("jaxret.search.proof.FULL_SCAN_SHARE", 0)  # a scan of the whole corpus needs no bound
         result = search(queries, [passages], 5, Edge(select_backend("xla")))
     assert result.rows.tolist() == [[0, 1, 2, 3, 4]]
 

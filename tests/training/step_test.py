@@ -19,7 +19,7 @@ from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.plan.hlo import collectives, parse_hlo
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.starting_weights import init_state
-from jaxret.training.step import loss_and_gradients, make_eval_step, make_train_step
+from jaxret.training.step import loss_and_gradients, make_eval_step, make_train_step, unchanged_state
 from jaxret.training.tasks.retrieval import RetrievalObjective
 from jaxret.training.train_state import PLAIN_RULE, TrainState, UpdateRule
 from jaxret.types import Batch, Tokens
@@ -265,6 +265,16 @@ def test_an_unhealthy_state_stays_unchanged() -> None:
     control, _ = trainer.step(jax.tree.map(lambda x: x.copy(), trainer.state), trainer.batch(0))
     assert int(control.step) == STEPS + 1
     assert distance(host(control.params), before.params) > 1e-4, "control: a finite state is updated"
+
+
+def test_as_many_updates_are_skipped_as_the_rule_allows() -> None:
+    state = TrainState({}, (), jnp.int32(7), jnp.array(True), skip_count=jnp.int32(0))
+    history = []
+    for _ in range(4):
+        state = unchanged_state(state, UpdateRule(skip_nonfinite=2))
+        assert state.skip_count is not None
+        history.append((int(state.skip_count), int(state.step), bool(state.healthy)))
+    assert history == [(1, 8, True), (2, 9, True), (2, 9, False), (2, 9, False)]
 
 
 @pytest.mark.slow
