@@ -101,7 +101,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         texts = replace(batch, pseudo_queries=None)  # only the student's head learns from pseudo-queries
         queries, passages = self.teacher.encode(self.teacher_params, texts, key, train=False)
         passages = jax.lax.with_sharding_constraint(passages, replicated_sharding(self.mesh))
-        return jax.lax.stop_gradient(jnp.max(self.teacher.similarities(queries, passages), axis=-1))
+        return jnp.max(self.teacher.similarities(queries, passages), axis=-1)
 
     def sparsity(
         self, queries: Embeddings, passages: Embeddings, batch: Batch, batch_number: jax.Array | int | None
