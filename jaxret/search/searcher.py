@@ -205,10 +205,13 @@ class Searcher:
     def among(self, rows: np.ndarray) -> Searcher:
         """Return a searcher of some rows only (`matching_rows`), in memory if they fit. It shares all other parts.
 
-        Raises ValueError for an approximate search.
+        Raises ValueError for an approximate search, and if none of the rows is searched, as all were deleted.
         """
         self._require_parts()
-        return self._part(self.encoded_corpus.select(rows))
+        encoded_corpus = self.encoded_corpus.select(rows)
+        if not encoded_corpus.total_rows:
+            raise ValueError("no passage matches the filter")
+        return self._part(encoded_corpus)
 
     def require_first(self, passages: int) -> None:
         """Raise ValueError for an approximate search, and for more passages than the corpus has."""

@@ -57,8 +57,6 @@ class FilterSearchers:
             rows = matching_rows(self._base.encoded_corpus, key)
         except FilterError as error:
             raise RefusalError(422, str(error)) from None
-        if not len(rows):
-            raise RefusalError(422, "no passage matches the filter")
         try:
             self._searchers[key] = self._base.among(rows)
         except CORPUS_ERRORS:
