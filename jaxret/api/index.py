@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Hit:
         text: text of the passage.
         vectors: numbers, from 0, of the passage's vectors with the highest products: one for each vector of the query
             (nearly always one).
+        metadata: metadata of the passage's record, if the search was asked for them, else {}.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Hit:
     title: str
     text: str
     vectors: tuple[int, ...]
+    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def _repr_html_(self) -> Html:
         """Return what a notebook shows."""
@@ -195,11 +197,19 @@ class Index:
         """Return the number of passages."""
         return self._searcher.encoded_corpus.total_rows
 
-    def search(self, queries: Sequence[str], k: int = 10, *, texts: bool = True) -> SearchHits:
+    def search(self, queries: Sequence[str], k: int = 10, *, texts: bool = True, metadata: bool = False) -> SearchHits:
         """Return the k best passages of each question, best first, or all of a smaller corpus.
 
         The result is a list of lists of hits, which a notebook shows as tables. Passages with equal scores are in the
-        order of the corpus. With texts=False, titles and texts are empty, and the file of the corpus is not needed.
+        order of the corpus.
+
+        Args:
+            queries: questions.
+            k: number of passages of each question.
+            texts: whether to read titles and texts. If neither texts nor metadata are read, the file of the corpus is
+                not needed.
+            metadata: whether to read the metadata of the passages' records: `metadata` of BEIR, and keys and columns
+                that are not part of the format. The metadata of a document are those of its best passage.
 
         Warns, once for each change, if passages were appended, deleted or encoded again since the index was opened.
         Raises ValueError for a question that is blank or not a text, for k < 1, and for k above the number of
@@ -208,6 +218,7 @@ class Index:
         """
         k, searcher = whole_number("k", k), self._searcher  # another thread may refresh the index
         require_flag("texts", texts)
+        require_flag("metadata", metadata)
         questions = [Query(str(number), text) for number, text in enumerate(checked_questions(queries))]
         if not questions:
             return SearchHits([], [])
@@ -217,9 +228,11 @@ class Index:
         ids = {key for ranking in rankings for key, _ in ranking}
         passages = searcher.texts.read(ids) if texts else {key: Passage(key, "") for key in ids}
         best_vectors = searcher.best_vectors(outcome)
+        rows = outcome.result.rows
+        fields = iter(searcher.texts.metadata_of_rows(rows.reshape(-1)) if metadata else [{} for _ in range(rows.size)])
         hits = (
             Hits(
-                Hit(key, score, passages[key].title, passages[key].text, vectors)
+                Hit(key, score, passages[key].title, passages[key].text, vectors, next(fields))
                 for (key, score), vectors in zip(ranking, of_ranking, strict=True)
             )
             for ranking, of_ranking in zip(rankings, best_vectors, strict=True)

@@ -197,8 +197,9 @@ def _verify_shards(folder: Path) -> Iterator[Verification]:
             fetch_files(folder)  # the vectors of a run in a bucket may not be on this machine yet
             yield Verification(f"{folder}: collapse", warning=collapse_warning(ShardSet(folder, contents)))
     yield _verification(folder / "corpus.json", lambda: unchanged_corpus(folder))
-    if (folder / "passages.json").exists():
-        yield _verification(folder / "passages.npy", lambda: _verify_passage_offsets(folder))
+    for name in ("passages", "records"):
+        if (folder / f"{name}.json").exists():
+            yield _verification(folder / f"{name}.npy", lambda: _verify_passage_offsets(folder, name))  # noqa: B023
     if (folder / "metadata").exists():
         yield from _verify_metadata(folder / "metadata")
 
@@ -223,11 +224,12 @@ def _verify_index(folder: Path) -> Verification:
     return _verification(folder / "manifest.json", check)._replace(warning=warning)
 
 
-def _verify_passage_offsets(folder: Path) -> None:
-    record = read_shard_json(folder / "passages.json")
-    for key, name in {"sha256_index": "passages.npy", "sha256_copy": "passages.jsonl"}.items():
-        if key in record and sha256_file(folder / name) != record[key]:
-            raise ShardError(f"{folder / name}: damaged; the next search makes it again")
+def _verify_passage_offsets(folder: Path, name: str) -> None:
+    record = read_shard_json(folder / f"{name}.json")
+    for key, ending in {"sha256_index": "npy", "sha256_copy": "jsonl"}.items():
+        path = folder / f"{name}.{ending}"
+        if key in record and sha256_file(path) != record[key]:
+            raise ShardError(f"{path}: damaged; the next search makes it again")
 
 
 def _verify_metadata(folder: Path) -> Iterator[Verification]:

@@ -28,9 +28,14 @@ class PassageRecord(NamedTuple):
         return {**self.extra, **self.metadata}
 
 
+def has_metadata(source: DataFile) -> bool:
+    """Return whether the passages of a file are records with names for their fields."""
+    return source.format.passages is not None and source.container in _RECORDS
+
+
 def read_passage_records(source: DataFile, policy: Policy) -> Iterator[PassageRecord]:
-    """Yield the passages of a file with their metadata; nothing if its records have no names for their fields."""
-    if source.format.passages is None or source.container not in _RECORDS:
+    """Yield the passages of a file with their metadata; nothing without `has_metadata`."""
+    if source.format.passages is None or not has_metadata(source):
         return
     usual_keys = {*source.format.keys, "title", "metadata"}
     passages = source.format.passages(source, policy, None)

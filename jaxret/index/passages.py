@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.data.formats.format import DataFile
 from jaxret.data.lines import missing_file_error
 from jaxret.data.records import Passage
+from jaxret.index.passage_records import PassageRecord, has_metadata, read_passage_records
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import ShardError, read_shard_json
 from jaxret.index.source import open_source
@@ -51,22 +52,30 @@ class Passages:
     The first read makes an index next to the shards, `passages.npy`. If the passages of a corpus are not lines of a
     plain file (compressed, parquet, a JSON array, training records), it is first copied to `passages.jsonl`. If the
     folder cannot be written, the index is in memory, and a corpus that needs a copy is read from the start each time.
+    A reader with metadata makes another copy, `records.jsonl`, because `passages.jsonl` has only texts.
 
     Opening and each read raise FileNotFoundError if the corpus was moved, ContractError if it was changed, DataError if
     it is no longer a corpus, and ShardError if corpus.json is missing or damaged.
     """
 
-    def __init__(self, folder: Path, corpus: Corpus | None = None, sha256: str = "") -> None:
-        """Verify the corpus of a folder. `corpus` is the corpus that was encoded, if the caller has opened it; `sha256`
-        is the digest of the texts of vectors that the caller has opened, because the folder may be encoded again."""
+    def __init__(self, folder: Path, corpus: Corpus | None = None, sha256: str = "", metadata: bool = False) -> None:
+        """Verify the corpus of a folder.
+
+        Args:
+            folder: folder of the vectors.
+            corpus: the corpus that was encoded, if the caller has opened it.
+            sha256: digest of the texts of vectors that the caller has opened, because the folder may be encoded again.
+            metadata: whether the records are read with their metadata.
+        """
         self.folder, self._sha256 = folder, sha256
         self._open_corpus(trusted=True, corpus=corpus)
         self._file = self.corpus.file  # the file whose lines are read: the corpus, or its copy
         self._is_copy = (
             not self._file.in_lines or self._file.format.passages is None or bool(detect_compression(self._file.path))
         )
+        self._metadata, self._name = metadata, "records" if metadata and self._is_copy else "passages"
         if self._is_copy:
-            self._file = DataFile(folder / "passages.jsonl", FORMATS_BY_NAME["beir.texts"], "lines")
+            self._file = DataFile(folder / f"{self._name}.jsonl", FORMATS_BY_NAME["beir.texts"], "lines")
         self.bytes_read = 0  # bytes of the corpus or its copy that were read at positions from the index
         self._folder: TemporaryFolder | None = None  # folder of the lines that were read last
         self._lock = Lock()  # threads may share this object, which has one temporary folder
@@ -74,10 +83,10 @@ class Passages:
         self._refusal: tuple[dict[Path, FileState], ContractError] | None = None
 
     @classmethod
-    def of_shards(cls, shards: ShardSet) -> Passages:
+    def of_shards(cls, shards: ShardSet, metadata: bool = False) -> Passages:
         """Open the texts of the vectors in shards. Raises ContractError if the folder was encoded again since they were
         opened, with other texts."""
-        return cls(shards.folder, sha256=shards.fingerprint["corpus"]["sha256"])
+        return cls(shards.folder, sha256=shards.fingerprint["corpus"]["sha256"], metadata=metadata)
 
     def _open_corpus(self, trusted: bool, corpus: Corpus | None = None) -> None:
         """Verify the corpus, and keep it with the states that its files had before the verification."""
@@ -89,12 +98,16 @@ class Passages:
 
     def read(self, ids: Collection[str]) -> dict[str, Passage]:
         """Return the passages with these ids that exist and have a text, by id. One thread reads at a time."""
+        return {key: record.passage for key, record in self.read_records(ids).items()}
+
+    def read_records(self, ids: Collection[str]) -> dict[str, PassageRecord]:
+        """Return the records of the passages that `read` returns, by id. Without `metadata` they have only passages."""
         with self._lock:
             while True:
                 self._require_unchanged()
-                passages = self._read_passages(ids)
+                records = self._read_passages(ids)
                 if self._current_states() == self._states:  # otherwise the files changed while they were read
-                    return passages
+                    return records
 
     def _require_unchanged(self) -> None:
         """Open the corpus again if its files were replaced. Raise ContractError if they have other passages."""
@@ -109,20 +122,32 @@ class Passages:
             self._refusal = states, error
             raise
 
-    def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        """Return passages by id. Make the index, and the copy if one is needed, at the first call."""
+    def _read_passages(self, ids: Collection[str]) -> dict[str, PassageRecord]:
+        """Return records by id. Make the index, and the copy if one is needed, at the first call."""
         if self._index is None:
             self._index = self._read_offsets()
         if self._index is None:
             if self._is_copy and not self._copy():
-                return {passage.id: passage for passage in self.corpus.read(Policy("skip")) if passage.id in ids}
+                return _by_id(self._records(), ids)
             self._index = self._make_offsets()
         # The file may be the copy, which has just been verified or made.
         self._states.setdefault(self._file.path, file_state(self._file.path, changed=True))
         return self._read_at(self._index, ids)
 
-    def _read_at(self, index: PassageOffsets, ids: Collection[str]) -> dict[str, Passage]:
-        """Return the passages of the ids. Their lines are copied to a temporary file, which the format's reader
+    def _records(self, excerpt: DataFile | None = None) -> Iterator[PassageRecord]:
+        """Yield the records of the corpus, or of some of its lines."""
+        file = excerpt or self.corpus.file
+        if self._metadata and has_metadata(file):
+            return read_passage_records(file, Policy("skip"))
+        if excerpt is None:
+            passages = self.corpus.read_located()
+        else:
+            assert excerpt.format.passages is not None
+            passages = excerpt.format.passages(excerpt, Policy("skip"), None)
+        return (PassageRecord(passage, {}, {}) for _, passage in passages)
+
+    def _read_at(self, index: PassageOffsets, ids: Collection[str]) -> dict[str, PassageRecord]:
+        """Return the records of the ids. Their lines are copied to a temporary file, which the format's reader
         reads."""
         hashes = np.array([hash_id(key) for key in ids], np.uint64)
         spans = zip(*(np.searchsorted(index.hashes, hashes, side) for side in ("left", "right")), strict=True)
@@ -137,17 +162,12 @@ class Passages:
                 lines = corpus.read(end - start)
                 self.bytes_read += len(lines)
                 excerpt.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
-        assert self._file.format.passages is not None
-        passages: dict[str, Passage] = {}
-        for _, passage in self._file.format.passages(replace(self._file, path=path), Policy("skip"), None):
-            if passage.id in ids:
-                passages.setdefault(passage.id, passage)  # if several passages have the same id, the first is used
-        return passages
+        return _by_id(self._records(replace(self._file, path=path)), ids)
 
     def _read_offsets(self) -> PassageOffsets | None:
-        path = self.folder / "passages.npy"
+        path = self.folder / f"{self._name}.npy"
         try:
-            record = read_shard_json(self.folder / "passages.json")
+            record = read_shard_json(self.folder / f"{self._name}.json")
             if record["corpus"] != self.corpus.stat() or record["sha256_index"] != sha256_file(path):
                 return None
             if self._is_copy and record["sha256_copy"] != sha256_file(self._file.path):
@@ -161,8 +181,10 @@ class Passages:
         """Write each passage to a line of the copy. Return whether the folder can be written."""
         try:
             with atomic_write(self._file.path) as file:
-                for _, passage in self.corpus.read_located():
-                    line = {"_id": passage.id, "title": passage.title, "text": passage.text}
+                for record in self._records():
+                    passage, fields = record.passage, record.fields
+                    line: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
+                    line |= {"metadata": fields} if fields else {}
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         except StorageError:
             return False
@@ -180,16 +202,25 @@ class Passages:
         ends = np.append(starts, np.uint64(size))[1:]
         order = np.argsort(hashes, kind="stable")
         table, head = np.stack([hashes[order], starts[order], ends[order]]), int(starts[0]) if len(starts) else 0
-        path = self.folder / "passages.npy"
+        path = self.folder / f"{self._name}.npy"
         try:
             with atomic_write(path, "wb") as file:
                 np.save(file, table, allow_pickle=False)
             record = {"corpus": self.corpus.stat(), "head": head, "sha256_index": sha256_file(path)}
             copy = {"sha256_copy": sha256_file(self._file.path)} if self._is_copy else {}
-            write_json(self.folder / "passages.json", with_digest(record | copy))
+            write_json(self.folder / f"{self._name}.json", with_digest(record | copy))
         except StorageError:  # the folder cannot be written: the index stays in memory
             pass
         return PassageOffsets(table[0], table[1], table[2], head)
+
+
+def _by_id(records: Iterable[PassageRecord], ids: Collection[str]) -> dict[str, PassageRecord]:
+    """Return the records of passages with these ids. If several passages have the same id, the first is used."""
+    by_id: dict[str, PassageRecord] = {}
+    for record in records:
+        if record.passage.id in ids:
+            by_id.setdefault(record.passage.id, record)
+    return by_id
 
 
 def unchanged_corpus(folder: Path) -> Corpus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class PassageTexts:
     # The passages of each part of the corpus, the last part first; [] before the first text is read. A searcher of some
     # rows has the same list.
     _parts: list[Passages] = field(default_factory=list)
+    _parts_with_metadata: list[Passages] = field(default_factory=list)  # in the order of the corpus
 
     @property
     def bytes_read(self) -> int:
@@ -46,6 +48,19 @@ class PassageTexts:
         ids = self.encoded_corpus.ids(rows)
         by_id = self._read_passages(set(ids))
         return [by_id[key] for key in ids]
+
+    def metadata_of_rows(self, rows: np.ndarray) -> list[dict[str, Any]]:
+        """Return the metadata of the passage of each row, also with `max_passage`: {} for a record without metadata.
+        Their values and nesting are those of the record (`json_value`)."""
+        if not self._parts_with_metadata:
+            self._parts_with_metadata[:] = [Passages.of_shards(shards, True) for shards in self.encoded_corpus.shards]
+        metadata: list[dict[str, Any]] = [{} for _ in rows]
+        for number, places, part_rows in self.encoded_corpus.by_part(rows):
+            ids = self.encoded_corpus.shards[number].ids(part_rows)
+            records = self._parts_with_metadata[number].read_records(set(ids))
+            for place, key in zip(places.tolist(), ids, strict=True):
+                metadata[place] = records[key].fields if key in records else {}
+        return metadata
 
     def missing_ids(self, ids: set[str]) -> set[str]:
         """Return the ids that no passage has, or with `max_passage`, that no document has."""

@@ -265,10 +265,13 @@ class Routes:
     # jaxret's own interface
 
     async def _search(self, request: Request, body: Body) -> Response:
-        body.require_keys("queries", "k", "filter", "texts", "model")
+        body.require_keys("queries", "k", "filter", "texts", "metadata", "model")
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /search needs")
         queries = body.texts("queries", self._options.most_inputs, self._options.most_characters, single=False)
         k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
+        with_metadata = body.get("metadata", bool, False)
+        if with_metadata and not self._options.texts:
+            raise RefusalError(404, "this server reads no metadata, as it has no texts (--notexts)", "no_texts")
         hits = len(queries) * min(k, model.passages)
         self._allow(hits, "hits")
         tokens = await self._tokens(model, queries, "query")
@@ -276,16 +279,24 @@ class Routes:
             operation = Operation(model.search, (model.count(k), filter_searcher, texts))
             with _corpus_at_hand(request, '; "texts": false needs no texts' if texts else ""):
                 answers = await self._compute(operation, tokens)
+            metadata: list[dict[str, Any]] = []
+            if with_metadata:
+                rows = np.concatenate([answer.rows[:k] for answer in answers])
+                with _corpus_at_hand(request):
+                    metadata = await self._metadata(filter_searcher, rows)
         assert model.searcher is not None
         searcher = model.searcher
         exact = searcher.vectors.is_exact()
 
         def content() -> dict[str, Any]:
+            results = [[asdict(hit) for hit in answer.hits[:k]] for answer in answers]
+            for hit, fields in zip((hit for ranking in results for hit in ranking), metadata):  # [] if not requested
+                hit["metadata"] = fields
             return {
                 "model": model.name,
                 "corpus": {"name": model.encoded_name, **searcher.encoded_corpus.corpus_identity},
                 "exact": exact,
-                "results": [[asdict(hit) for hit in answer.hits[:k]] for answer in answers],
+                "results": results,
                 "query_vectors": [model.question_labels(ids) for ids in tokens],
                 "proof": [
                     {
@@ -300,6 +311,12 @@ class Routes:
             }
 
         return await json_answer(content, _HIT_NUMBERS * hits)
+
+    async def _metadata(self, searcher: Searcher, rows: np.ndarray) -> list[dict[str, Any]]:
+        """Return the metadata of the passages of rows. The thread of openings reads them, because the first time may
+        take long: some corpora are copied."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._opener, searcher.texts.metadata_of_rows, rows)
 
     @asynccontextmanager
     async def _open_searcher(

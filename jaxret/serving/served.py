@@ -63,6 +63,7 @@ class SearchAnswer:
     rounds: int  # rounds of the proof of the question's batch
     scored_pairs: int  # pairs of this batch that were scored exactly
     batch: int  # number of questions in this batch
+    rows: np.ndarray  # row of each hit's passage; for documents, of their best passages
 
 
 class ServedRetriever:
@@ -231,7 +232,8 @@ class ServedRetriever:
                     if np.isfinite(score)
                 ]
                 counts = len(result.rounds), result.scored_pairs, len(part)
-                answers[row] = SearchAnswer(hits, result.backend, *counts)
+                rows = result.rows[place][np.isfinite(result.scores[place])]
+                answers[row] = SearchAnswer(hits, result.backend, *counts, rows)
         return [answer for answer in answers if answer]
 
     def explanations(self, items: Sequence[tuple[str, Passage | None, str]], top: int) -> list[str | RefusalError]:

@@ -51,7 +51,7 @@ from jaxret.storage.unfinished import lock, sweep, temporary_path
 # Folders of results, which any job may replace; the last result is kept.
 _REPLACED = ("encoding/", "eval/", "runs/", "warnings/")
 # Indexes of passages and of their metadata. Any command computes them if they are missing.
-_DERIVED = re.compile(r"(^|/)embeddings/[^/]+/(passages\.(npy|jsonl?)|metadata/.*)$")
+_DERIVED = re.compile(r"(^|/)embeddings/[^/]+/((passages|records)\.(npy|jsonl?)|metadata/.*)$")
 # Arrays of shards. They are fetched when a corpus is opened, because an encoding job does not need other jobs' arrays.
 _VECTORS = re.compile(r"-\d+-of-\d+\.npy$")
 _ATTEMPTS = 5  # attempts to fetch files that another job replaces at the same time

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxret.data.formats import Corpus
@@ -29,19 +31,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     opened = untrained_run(root / "run", root / "encoder", root / "data", head__token="mean", normalize=True)
     for name in "ab":
         records = [{"_id": f"{name}{n}", "text": word, "metadata": {"kind": name}} for n, word in enumerate(WORDS)]
-        (root / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (root / f"{name}.json").write_text(json.dumps(records))
     folder = encode_corpus(
-        opened, Corpus.open(root / "a.jsonl"), "corpus", EncodeOptions(shard_rows=10), progress=False
+        opened, Corpus.open(root / "a.json"), "corpus", EncodeOptions(shard_rows=10), progress=False
     ).folder
-    inspect_corpus(opened, Corpus.open(root / "b.jsonl"), "error", str(root / "store"), print).open_tokens(
+    inspect_corpus(opened, Corpus.open(root / "b.json"), "error", str(root / "store"), print).open_tokens(
         opened, False, print
     )
     append_corpus(
-        opened, Corpus.open(root / "b.jsonl"), folder, EncodeOptions(store=str(root / "store")), progress=False
+        opened, Corpus.open(root / "b.json"), folder, EncodeOptions(store=str(root / "store")), progress=False
     )
     (root / "ids.txt").write_text("a3\n")
     delete_passages(folder, root / "ids.txt")
-    Searcher(opened, folder, SearchOptions("xla", filters=("kind:b",))).texts.read(["b1", "a1"])
+    searcher = Searcher(opened, folder, SearchOptions("xla", filters=("kind:b",)))
+    searcher.texts.read(["b1", "a1"])
+    searcher.texts.metadata_of_rows(np.arange(2))
     return root / "run"
 
 
@@ -64,7 +68,7 @@ def test_every_defect_is_named(run: Path) -> None:
     folder = run / "embeddings" / "corpus"
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         good = flipped(path)
-        named = path.name.replace("passages.json", "passages.")
+        named = re.sub(r"(passages|records)\.json$", r"\1.", path.name)
         assert any(named in problem for problem in problems(folder)), path
         path.write_bytes(good)
     arrays = max((run / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)

@@ -48,7 +48,14 @@ def ask(device: DeviceThread, model: Any, path: str, body: dict[str, Any]) -> An
 def search(items: Sequence[np.ndarray], k: int, searcher: Any, texts: bool) -> list[SearchAnswer]:
     """Return the passages 0 to k - 1 for each question, named by the length of the question."""
     return [
-        SearchAnswer([SearchHit(f"{ids[0]}-{n}", 1 - n / 8, "", "", (0,), ()) for n in range(k)], "", 1, k, len(items))
+        SearchAnswer(
+            [SearchHit(f"{ids[0]}-{n}", 1 - n / 8, "", "", (0,), ()) for n in range(k)],
+            "",
+            1,
+            k,
+            len(items),
+            np.arange(k),
+        )
         for ids in items
     ]
 

@@ -114,6 +114,20 @@ def test_search_by_filters(server: Running, runs: Path) -> None:
         assert (status, answer["error"]["message"][: len(sentence)]) == (422, sentence)
 
 
+def test_search_with_metadata(server: Running) -> None:
+    colours = {f"p{n}": ["red", "blue", "green"][n % 3] for n in range(PASSAGES)}
+    body: dict[str, Any] = {"queries": QUESTIONS, "k": 25, "metadata": True}
+    for more in ({}, {"texts": False, "model": "late"}, {"filter": {"colour": ["red", "blue"]}}):
+        status, answer = server.ask("/search", body | more)
+        assert status == 200
+        for hits in answer["results"]:
+            assert [hit["metadata"] for hit in hits] == [{"colour": colours[hit["id"]]} for hit in hits]
+            assert len(hits) == 25
+    assert "metadata" not in server.ask("/search", {"queries": ["x"]})[1]["results"][0][0]
+    status, answer = server.ask("/search", body | {"metadata": 1})
+    assert (status, answer["error"]["message"]) == (422, "metadata is 1; it must be true or false")
+
+
 def test_answers_to_64_clients_equal_those_to_one(server: Running) -> None:
     generator = np.random.default_rng(1)
     names = ("mlr", "dual", "late")
