@@ -217,8 +217,8 @@ def test_parts_and_deleted_passages(root: Path, run: Run, tmp_path: Path) -> Non
         .rankings["0"]
     )
     assert {key for key, _ in result} == set(expected[1:-1])
-    part = open_encoded(folder).shards[0]
-    deleted_row = part.ids(np.arange(part.total_rows)).index(expected[0])
+    first_part = open_encoded(folder).shards[0]
+    deleted_row = first_part.ids(np.arange(first_part.total_rows)).index(expected[0])
     with pytest.raises(ValueError, match="no passage matches"):
         Searcher(run, folder, SearchOptions("xla")).among(np.array([deleted_row]))
     deleted = {expected[0], expected[-1]}

@@ -162,8 +162,8 @@ def test_hits_of_a_changed_corpus_and_of_documents(root: Path, tmp_path: Path) -
     index.delete(["a#0", "a#1", "a#2", "a#5"])
     index.append(tmp_path / "more.jsonl", progress=False)
     [hits] = index.search(["river 2"], 9, metadata=True)
-    years = {"a#0": 2010, "a#1": 2011, "a#2": 2012, "a#3": 2003, "a#4": 2004}
-    assert {hit.id: hit.metadata for hit in hits} == {key: {"year": year} for key, year in years.items()}
+    year_of = {"a#0": 2010, "a#1": 2011, "a#2": 2012, "a#3": 2003, "a#4": 2004}
+    assert {hit.id: hit.metadata for hit in hits} == {key: {"year": year} for key, year in year_of.items()}
     [filtered] = index.filtered("year>=2004", "year<2012").search(["river 2"], 9, texts=False, metadata=True)
     assert {hit.metadata["year"] for hit in filtered} == {2004, 2010, 2011}
     assert {hit.text for hit in filtered} == {""}
