@@ -151,7 +151,7 @@ def ordered_value(text: str) -> OrderedValue | None:
     except ValueError:  # such as month 13
         return None
     since_start = moment.replace(tzinfo=None) - datetime.min - (moment.utcoffset() or timedelta(0))
-    kind = f"a date with a time{' and a zone' * bool(zone)}" if clock else "a date"
+    kind = "a date with a time and a zone" if zone else "a date with a time" if clock else "a date"
     return OrderedValue(kind, (since_start // timedelta(seconds=1), Decimal(fraction or 0)))
 
 
@@ -172,4 +172,5 @@ def _describe_values(name: str, fields: Iterable[Field]) -> str:
             value = field.values[place]
             counts[value] = counts.get(value, 0) + int(field.rows.lengths[place])
     values = sorted(counts, key=lambda value: -counts[value])
-    return f"{name} is {', '.join(map(repr, values[:_NAMED_VALUES]))}{', ...' * (len(values) > _NAMED_VALUES)}"
+    names = [*map(repr, values[:_NAMED_VALUES]), *(["..."] if len(values) > _NAMED_VALUES else [])]
+    return f"{name} is {', '.join(names)}"

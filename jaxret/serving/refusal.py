@@ -75,13 +75,14 @@ class Body:
             RefusalError: no texts, too many texts, texts that are too long, or token ids.
         """
         value = self._values.get(name)
+        expected = "a text, or a list of texts" if single else "a list of texts"
         if value is None:
-            raise RefusalError(422, f"{name} is missing: {'a text, or ' * single}a list of texts")
+            raise RefusalError(422, f"{name} is missing: {expected}")
         if isinstance(value, str) and not single:
             raise RefusalError(422, f"{name} must be a list of texts, not one text: put it in [ ]")
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list) or not values:
-            raise RefusalError(422, f"{name} must be {'a text, or ' * single}a list of texts that is not empty")
+            raise RefusalError(422, f"{name} must be {expected} that is not empty")
         if len(values) > limit:
             raise RefusalError(413, f"{name} has {len(values)} texts; a request may have {limit}", "too_many_inputs")
         for number, text in enumerate(values):

@@ -38,6 +38,7 @@ from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, with_digest, write_json
+from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 MEASURES = ("nDCG@10", "RR@10", "R@20")
@@ -80,6 +81,16 @@ def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
         np.testing.assert_allclose([score for _, score in ranking], np.sort(scores)[::-1][:K], atol=1e-5)
         np.testing.assert_allclose([score for _, score in ranking], [by_id[key] for key, _ in ranking], atol=1e-5)
     assert result.encoded_corpus.corpus_identity["passages"] == shards.total_rows
+
+
+def test_queries_are_encoded_as_queries(root: Path, tmp_path: Path) -> None:
+    """A passage of MVR has the vectors of its viewers, a query has one."""
+    run = untrained_run(tmp_path, root / "encoder", root / "data", head__name="mvr", head__mvr__count=2)
+    encode_corpus(run, Corpus.open(root / "data"), progress=False)
+    _, vectors = Searcher(run, corpus_folder(run.workdir)).encode([Query("1", "river")])
+    assert isinstance(vectors, Ragged)
+    np.testing.assert_array_equal(vectors.flat, run.embedder()(run.tokenizer.queries(["river"]), "query").flat)
+    assert len(vectors.flat) == 1
 
 
 def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
