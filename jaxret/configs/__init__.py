@@ -11,10 +11,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -83,9 +84,19 @@ def load_stages(config: str) -> list[Any]:
     raise ValueError(f"--config={config}: {path} has no function stages() (docs/mining.md describes it)")
 
 
+class _UncachedLoader(SourceFileLoader):
+    """Compiles a file at each load. Python's cache would take a file for unchanged that was changed to another of the
+    same size within a second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def _load_module(path: str) -> ModuleType:
     """Return the module of a config file."""
-    spec = spec_from_file_location(f"config {path}", path)
+    name = f"config {path}"
+    spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, path))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

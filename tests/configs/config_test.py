@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -464,6 +466,18 @@ def test_a_config_file_without_its_function(tmp_path: Path) -> None:
     path.write_text("config = None\n")
     with pytest.raises(ValueError, match=r"mine\.py has no function get_config"):
         load_config(str(path))
+
+
+def test_a_changed_config_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's cache takes a file for unchanged whose size and time, in seconds, are those of the cached one."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "mine.py"
+    text = "from jaxret.configs.base import get_config as base\ndef get_config():\n    config = base()\n"
+    for size in (64, 32):
+        path.write_text(f"{text}    config.train.batch_size = {size}\n    return config\n")
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        assert load_config(str(path)).train.batch_size == size
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_config_file_may_define_a_dataclass(tmp_path: Path) -> None:
