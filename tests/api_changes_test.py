@@ -222,6 +222,21 @@ def test_filters(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     assert len(index) == 10
 
 
+def test_passages_from_python_have_metadata(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    retriever = opened(tmp_path / "run")
+    fields = [{"year": 2000 + n, "tags": ["even" if n % 2 == 0 else "odd"], "origin": {"page": n}} for n in range(6)]
+    data = [jaxret.Passage(f"p{n}", f"river stone {n}", metadata=of_passage) for n, of_passage in enumerate(fields)]
+    index = Index.build(retriever, [*data[:3], jaxret.Passage("plain", "river")], progress=False)
+    index.append(data[3:], progress=False)
+    hits = index.search(["river"], k=10, metadata=True)[0]
+    assert {hit.id: hit.metadata for hit in hits} == dict(zip(["p0", "p1", "p2", "p3", "p4", "p5"], fields)) | {
+        "plain": {}
+    }
+    selected = index.filtered("year>=2001", "year<2005", "tags:odd").search(["river"], k=10)[0]
+    assert {hit.id for hit in selected} == {"p1", "p3"}
+    assert [hit.id for hit in index.filtered("origin.page:4").search(["river"])[0]] == ["p4"]
+
+
 @pytest.mark.parametrize(
     "family", ["one vector", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in list(FAMILIES)[1:])]
 )

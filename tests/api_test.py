@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,10 @@ def test_training(root: Path, tmp_path: Path) -> None:
         jaxret.Retriever.train(str(tmp_path / "mine.py"), tmp_path / "other", changes, progress=False)
 
 
+def with_metadata(metadata: Any) -> Callable[..., jaxret.Index]:
+    return lambda r, i, p: jaxret.Index.build(r, [jaxret.Passage("a", "x", metadata=metadata)], "metadata")
+
+
 ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], type[Exception], str]] = {
     "no run": (
         lambda r, i, p: jaxret.Retriever.open(p / "nothing"),
@@ -314,6 +319,10 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
         DataError,
         "'a'",
     ),
+    "a number as a key": (with_metadata({"a": {1: "b"}}), ValueError, "metadata is {'a': {1: 'b'}}; it must be a dict"),
+    "a date": (with_metadata({"when": date(2024, 5, 1)}), ValueError, "write a date as a text"),
+    "a NaN in metadata": (with_metadata({"a": float("nan")}), ValueError, "corpus[0].metadata is {'a': nan}"),
+    "half a pair in metadata": (with_metadata({"a": "\udc80"}), ValueError, "corpus[0].metadata is {'a': '\\udc80'}"),
     "k": (lambda r, i, p: i.search(["river"], k=0), ValueError, "k is 0; it must be at least 1"),
     "a backend": (
         lambda r, i, p: jaxret.Index.open(r, options=jaxret.SearchOptions(backend="fais")),

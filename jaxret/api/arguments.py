@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,7 +87,21 @@ def checked_passages(texts: Iterable[str | Passage], name: str, first: int = 0) 
         passage = Passage(str(first + number), text) if isinstance(text, str) else text
         for key in ("id", "text", "title"):
             require_kind(f"{name}[{number}].{key}", getattr(passage, key), str, "a text")
+        if passage.metadata is not None:
+            _require_json(f"{name}[{number}].metadata", passage.metadata)
         yield check_passage(passage, Location(Path(f"{name}[{number}]")))
+
+
+def _require_json(name: str, metadata: Any) -> None:
+    """Raise ValueError if metadata are not a JSON object that UTF-8 can hold."""
+    require_kind(name, metadata, Mapping, "a dict of JSON values")
+    try:
+        content = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False).encode()
+        is_json = json.loads(content) == metadata
+    except (TypeError, ValueError):  # a type that JSON lacks, NaN, half of a surrogate pair
+        is_json = False
+    if not is_json:
+        raise ValueError(f"{name} is {_shown(metadata)}; it must be a dict of JSON values: write a date as a text")
 
 
 def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:

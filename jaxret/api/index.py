@@ -155,8 +155,8 @@ class Index:
 
         Args:
             retriever: encodes the passages.
-            corpus: a folder or file of any format, or a list of passages, which is stored next to the vectors. The id
-                of a plain text is its number from 0.
+            corpus: a folder or file of any format, or a list of passages, which is stored next to the vectors, with
+                their metadata. The id of a plain text is its number from 0.
             name: name of the encoded corpus; default: the name of the folder or file, or "passages".
             encoding: options of the encoding, such as EncodeOptions(on_error="skip", dtype="float16").
             options: options of the search, as for `open`.
@@ -379,7 +379,11 @@ def _passages_file(folder: Path, passages: Iterable[Passage]) -> Iterator[Path]:
     """Write the passages into a folder as a file in the format of BEIR's corpora, and yield it. Its name is a digest of
     its content, so existing vectors are never replaced. If an error occurs before anything was made from the file, it
     is removed."""
-    records = ({"_id": passage.id, "title": passage.title, "text": passage.text} for passage in passages)
+    records = (
+        {"_id": passage.id, "title": passage.title, "text": passage.text}
+        | ({"metadata": dict(passage.metadata)} if passage.metadata else {})
+        for passage in passages
+    )
     data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
     if not data:
         raise ValueError("there is no passage to encode; give a list with some")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A unit of the corpus. `id` has no white space; `title` may be empty."""
+    """A unit of the corpus. `id` has no white space; `title` may be empty.
+
+    `metadata` is for passages that a program gives to `jaxret.Index`: values of JSON, by which filters select passages.
+    The metadata of passages in files stay in their records.
+    """
 
     id: str
     text: str
     title: str = ""
+    metadata: Mapping[str, Any] | None = field(default=None, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
