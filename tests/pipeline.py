@@ -23,8 +23,9 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from jaxret.configs.base import get_config
-from jaxret.data.formats import write_beir
+from jaxret.data.formats import Corpus, write_beir
 from jaxret.data.records import Judgement, Passage, Query
+from jaxret.index.encode import encode_corpus
 from jaxret.models.encoders.t5 import ARCHITECTURE as T5
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.generation.generator_weights import generator_tensors
@@ -232,6 +233,21 @@ def untrained_run(workdir: Path, encoder: Path, data: Path | str, **overrides: A
     config = tiny_config(encoder, data, train__steps=0, data__dev="", **overrides)
     train(config, workdir, progress=False)
     return open_run(workdir)
+
+
+def encoded_folder(folder: Path, **overrides: Any) -> Path:
+    """The folder with encoder/, data/, and run/: an untrained run that has encoded the data."""
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    run = untrained_run(folder / "run", folder / "encoder", folder / "data", **overrides)
+    encode_corpus(run, Corpus.open(folder / "data"), progress=False)
+    return folder
+
+
+def copied_run(folder: Path, to: Path) -> Run:
+    """A copy of the run of an `encoded_folder`, which a test may change."""
+    shutil.copytree(folder / "run", to)
+    return open_run(to)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

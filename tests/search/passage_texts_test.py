@@ -25,28 +25,18 @@ from jaxret.index.passages import Passages
 from jaxret.index.shards import ShardError
 from jaxret.runs.run import Run, open_run
 from jaxret.search.searcher import Searcher
-from tests.pipeline import untrained_run, write_data, write_encoder
+from tests.pipeline import copied_run, encoded_folder
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data/, and run/: an untrained run that has encoded them."""
-    folder = tmp_path_factory.mktemp("texts")
-    write_encoder(folder / "encoder")
-    write_data(folder / "data")
-    run = untrained_run(folder / "run", folder / "encoder", folder / "data")
-    encode_corpus(run, Corpus.open(folder / "data"), progress=False)
-    return folder
+    return encoded_folder(tmp_path_factory.mktemp("texts"))
 
 
 @pytest.fixture(scope="module")
 def run(root: Path) -> Run:
     return open_run(root / "run")
-
-
-def copied(root: Path, to: Path) -> Run:
-    shutil.copytree(root / "run", to)
-    return open_run(to)
 
 
 @pytest.mark.table
@@ -70,7 +60,7 @@ def test_passages_are_read_from_files_of_any_format(
         writer.writerows([[getattr(p, c) for c in columns] for p in [*rows, Passage("p4", "another", "t")]])
         text = table.getvalue().removesuffix("\n")
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     folder = encode_corpus(run, Corpus.open(path), options=EncodeOptions(on_error="skip"), progress=False).folder
     searcher = Searcher(run, folder)
     expected = {passage.id: passage for passage in Corpus.open(path).read(Policy("skip"))}
@@ -107,7 +97,7 @@ def test_a_kept_empty_passage_is_read_by_position(root: Path, tmp_path: Path, mo
     path = tmp_path / "corpus.jsonl"
     texts = ["river", "", *(["stone"] * 50)]
     path.write_text("".join(json.dumps({"_id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     searcher = Searcher(
         run, encode_corpus(run, Corpus.open(path), options=EncodeOptions(on_error="keep"), progress=False).folder
     )
@@ -124,7 +114,7 @@ def test_a_kept_empty_passage_is_read_by_position(root: Path, tmp_path: Path, mo
 def test_passages_of_an_unwritable_folder(name: str, root: Path, tmp_path: Path) -> None:
     text = (root / "data" / "corpus.jsonl").read_bytes()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     folder = encode_corpus(run, Corpus.open(tmp_path / name), "read-only", progress=False).folder
     before = sorted(path.name for path in folder.iterdir())
     folder.chmod(0o500)

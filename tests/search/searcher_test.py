@@ -39,7 +39,7 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, with_digest, write_json
 from jaxret.types import Ragged
-from tests.pipeline import untrained_run, write_data, write_encoder
+from tests.pipeline import copied_run, encoded_folder, untrained_run
 
 MEASURES = ("nDCG@10", "RR@10", "R@20")
 K = 20
@@ -47,22 +47,12 @@ K = 20
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("retrieve")
-    write_encoder(folder / "encoder")
-    write_data(folder / "data")
-    run = untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
-    encode_corpus(run, Corpus.open(folder / "data"), progress=False)
-    return folder
+    return encoded_folder(tmp_path_factory.mktemp("retrieve"), head__token="mean", normalize=True)
 
 
 @pytest.fixture(scope="module")
 def run(root: Path) -> Run:
     return open_run(root / "run")
-
-
-def copied(root: Path, to: Path) -> Run:
-    shutil.copytree(root / "run", to)
-    return open_run(to)
 
 
 def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
@@ -94,7 +84,7 @@ def test_queries_are_encoded_as_queries(root: Path, tmp_path: Path) -> None:
 
 
 def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    run, data = copied_run(root, tmp_path / "mine"), str(root / "data")
     left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef01234567.tmp"  # the file of a killed search
     left.parent.mkdir(exist_ok=True)
     left.touch()
@@ -151,7 +141,7 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     table = tmp_path / "small.qa.csv"
     table.write_text("river stone\t['river']\nlight paper\t['no such words']\nold stone\t[]\n")
     assert (
@@ -181,7 +171,7 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
 
 
 def test_copied_and_changed_corpora(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     # `copyfile` copies the text and not the time.
     shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)
     place = run.workdir / "embeddings" / "data" / "corpus.json"
@@ -199,7 +189,7 @@ def test_copied_and_changed_corpora(root: Path, tmp_path: Path, capsys: pytest.C
 def test_relevant_passages_that_were_not_encoded_are_counted(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     qrels = tmp_path / "few.tsv"
     rows = ["query-id corpus-id score", "q0 p0 1", "q0 gone 1", "q3 p3 1", "q3 gone-too 0"]
     qrels.write_text("".join(row.replace(" ", "\t") + "\n" for row in rows))
@@ -212,7 +202,7 @@ def test_relevant_passages_that_were_not_encoded_are_counted(
 
 
 def test_an_unknown_measure_is_an_error_before_the_search(root: Path, tmp_path: Path) -> None:
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     with pytest.raises(ValueError, match="unknown measure 'nDGC@10'"):
         search_files(
             run,
@@ -224,7 +214,7 @@ def test_an_unknown_measure_is_an_error_before_the_search(root: Path, tmp_path: 
 
 
 def test_an_invalid_regular_expression_is_an_error_before_the_search(root: Path, tmp_path: Path) -> None:
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     (tmp_path / "small.qa.csv").write_text("river stone\t['(river']\n")
     with pytest.raises(ValueError, match=r"'0': .*'\(river' .*expression"):
         search_files(
@@ -239,7 +229,7 @@ def test_an_invalid_regular_expression_is_an_error_before_the_search(root: Path,
 def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    run, data = copied_run(root, tmp_path / "mine"), str(root / "data")
     with pytest.raises(ValueError, match=r"R@1000 .*--k=1000 .*20 .*requested"):
         search_files(
             run,
@@ -265,7 +255,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
 @pytest.mark.slow
 def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
     """The digests of queries and judgements do not depend on order and format; the costs are bytes and latency."""
-    run, data = copied(root, tmp_path / "mine"), root / "data"
+    run, data = copied_run(root, tmp_path / "mine"), root / "data"
     search_files(
         run, EvaluationSource.open(data, data), EvaluationOptions(k=5, measures=("RR@5",), latency=3), progress=False
     )
@@ -331,7 +321,7 @@ def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, ro
 
 def test_the_latency_is_of_compiled_programs(root: Path, tmp_path: Path) -> None:
     """The warm-up uses the lengths of the queries with their own instructions."""
-    mine = copied(root, tmp_path / "mine")
+    mine = copied_run(root, tmp_path / "mine")
     mine = replace(mine, tokenizer=replace(mine.tokenizer, query_prompt=f"{TASK} "))
     searcher = Searcher(mine, corpus_folder(mine.workdir), many=True)
     queries = [Query("1", "river", instruction="a b c d e f g"), Query("2", "stone")]
@@ -357,7 +347,7 @@ def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tm
         searcher.first(total + 1)
     with pytest.raises(ValueError, match="the first 0 passages"):
         searcher.first(0)
-    mine = copied(root, tmp_path / "mine")
+    mine = copied_run(root, tmp_path / "mine")
     options = EvaluationOptions(k=5, measures=("RR@5",), latency=2, latency_passages=(4,))
     search_files(mine, EvaluationSource.open(root / "data", root / "data"), options, progress=False)
     latency = read_json(mine.workdir / "eval" / "data.test.json")["cost"]["latency"]
@@ -418,7 +408,7 @@ def test_only_vectors_in_memory_have_int8_copies(run: Run, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, queries = copied(root, tmp_path / "mine"), tmp_path / "arguana" / "queries.jsonl"
+    run, queries = copied_run(root, tmp_path / "mine"), tmp_path / "arguana" / "queries.jsonl"
     passages = list(Corpus.open(root / "data").read())[:8]
     qrels = tmp_path / "test.tsv"
     write_beir(tmp_path / "arguana", [], [Query(p.id, f"{p.title} {p.text}") for p in passages], {})
@@ -443,7 +433,7 @@ def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
-    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    run, data = copied_run(root, tmp_path / "mine"), str(root / "data")
     search_files(
         run,
         EvaluationSource.open(data, data),
@@ -494,7 +484,7 @@ def test_an_empty_question_is_refused(question: str, run: Run) -> None:
 def test_unwritable_results_are_an_error_before_the_search(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    run, data = copied_run(root, tmp_path / "mine"), str(root / "data")
     (run.workdir / "eval").write_text("a file where a folder should be")
     monkeypatch.setattr(Searcher, "__init__", lambda *_: pytest.fail("the search began"))
     with pytest.raises(OSError, match=r"mine/eval cannot be written"):
@@ -502,7 +492,7 @@ def test_unwritable_results_are_an_error_before_the_search(
 
 
 def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> None:
-    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    run, data = copied_run(root, tmp_path / "mine"), str(root / "data")
     for label in ("", "step-0"):
         search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=5, label=label), progress=False)
     for folder, suffix in (("runs", "trec"), ("eval", "json")):
@@ -513,7 +503,7 @@ def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> N
 
 
 def test_a_result_replaces_none_of_another_data_set_of_the_same_name(root: Path, tmp_path: Path) -> None:
-    run, data = copied(root, tmp_path / "mine"), tmp_path / "a" / "data"
+    run, data = copied_run(root, tmp_path / "mine"), tmp_path / "a" / "data"
     shutil.copytree(root / "data", data)
 
     def search(folder: Path, name: str = "") -> None:
@@ -538,7 +528,7 @@ def test_a_result_replaces_none_of_another_data_set_of_the_same_name(root: Path,
 
 
 def test_rankings_without_an_evaluation_replace_none_of_another_data_set(root: Path, tmp_path: Path) -> None:
-    run, files = copied(root, tmp_path / "mine"), [tmp_path / name / "asked" / "q.jsonl" for name in "ab"]
+    run, files = copied_run(root, tmp_path / "mine"), [tmp_path / name / "asked" / "q.jsonl" for name in "ab"]
     lines = (root / "data" / "queries.jsonl").read_text().splitlines(keepends=True)
     for number, file in enumerate(files):
         file.parent.mkdir(parents=True)
@@ -574,7 +564,7 @@ def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: 
         for j in JudgementSource.open(root / "data", "test").read()
     ]
     write_beir(tmp_path / "copies", passages, QuerySource.open(root / "data").read(), {"test": judgements})
-    run, data = copied(root, tmp_path / "mine"), str(tmp_path / "copies")
+    run, data = copied_run(root, tmp_path / "mine"), str(tmp_path / "copies")
     encode_corpus(run, Corpus.open(data), progress=False)
     evaluation = search_files(
         run,
@@ -606,7 +596,7 @@ def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: 
 
 
 def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_path: Path) -> None:
-    run = copied(root, tmp_path / "mine")
+    run = copied_run(root, tmp_path / "mine")
     searcher = Searcher(run, corpus_folder(run.workdir))
     everything = {passage.id: passage for passage in Corpus.open(root / "data").read()}
     size = (root / "data" / "corpus.jsonl").stat().st_size
@@ -629,7 +619,7 @@ def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_p
 
 @pytest.mark.slow
 def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path) -> None:
-    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    run, data = copied_run(root, tmp_path / "mine"), str(root / "data")
     short = open_run(run.workdir, passage_length=8)
     encode_corpus(short, Corpus.open(data), "short", EncodeOptions(dtype="float16", shard_rows=40), progress=False)
     shards = open_shards(run.workdir / "embeddings" / "short")
@@ -717,7 +707,7 @@ def test_shards_of_another_checkpoint(root: Path, run: Run) -> None:
 
 
 def test_the_corpus_is_selected_by_name(root: Path, tmp_path: Path) -> None:
-    run = copied(root, tmp_path / "run")
+    run = copied_run(root, tmp_path / "run")
     assert corpus_folder(run.workdir) == corpus_folder(run.workdir, "data")
     with pytest.raises(FileNotFoundError, match=r"corpus 'wiki'; .*data"):
         corpus_folder(run.workdir, "wiki")
