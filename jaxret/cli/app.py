@@ -11,7 +11,9 @@ import gc
 import logging
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -48,6 +50,8 @@ _PROMETHEUS = flags.DEFINE_string(
 INTERRUPT_STATUS = 130  # the status that shells use for Ctrl-C
 NO_READER = 141  # the status that shells use for a closed pipe
 FAULT_STATUS = 70  # EX_SOFTWARE: a fault of the program, not of its input
+
+_SIGNAL_PAUSE = 0.05  # seconds until a signal that Python dropped is sent again
 
 # Loggers that write dozens of lines for each saved checkpoint, or list the accelerators that were not found.
 _VERBOSE_LOGGERS = ("absl", "asyncio", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
@@ -176,8 +180,15 @@ def silence_libraries() -> None:
 
 def _report_unraisable(unraisable: Any) -> None:
     """Report an unraisable error, except from reads of a checkpoint that finish after another read failed and closed
-    their event loop: the first failure is already reported in a sentence."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+    their event loop: the first failure is already reported in a sentence.
+
+    If Ctrl-C or SIGTERM arrives during a callback of the garbage collector (JAX has one), Python drops its exception.
+    The signal is sent again, from a thread and after a pause, when the callback has returned.
+    """
+    if isinstance(unraisable.exc_value, KeyboardInterrupt | SystemExit):
+        number = signal.SIGINT if isinstance(unraisable.exc_value, KeyboardInterrupt) else signal.SIGTERM
+        threading.Timer(_SIGNAL_PAUSE, os.kill, (os.getpid(), number)).start()
+    elif str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 

@@ -251,6 +251,25 @@ def test_signals(number: int, status: int, message: str) -> None:
     assert (process.returncode, errors) == (status, message)
 
 
+@pytest.mark.parametrize(
+    ("name", "handler", "status", "message"),
+    [
+        ("SIGINT", "signal.default_int_handler", 130, "interrupted\n"),
+        ("SIGTERM", "lambda *_: sys.exit(143)", 143, ""),
+    ],
+)
+def test_a_signal_during_garbage_collection_ends_the_command(
+    name: str, handler: str, status: int, message: str
+) -> None:
+    """Python drops an exception that is raised in a callback of its garbage collector."""
+    imports = "import gc, os, signal, time; from jaxret.cli.app import silence_libraries"
+    setup = f"{imports}; signal.signal(signal.{name}, {handler})"
+    interrupt = f"lambda phase, info: (gc.callbacks.clear(), signal.raise_signal(signal.{name}))"
+    process = program(f"{setup}; silence_libraries(); gc.callbacks.append({interrupt}); gc.collect(); time.sleep(30)")
+    _, errors = process.communicate(timeout=25)
+    assert (process.returncode, errors) == (status, message)
+
+
 @pytest.mark.slow
 def test_a_process_does_not_wait_for_a_dead_peer_at_exit() -> None:
     """JAX would wait for it when Python exits: functions registered for the exit must not run."""
