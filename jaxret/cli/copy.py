@@ -12,9 +12,7 @@ objects of other programs can be a source.
 from absl import flags
 
 _VERIFY = flags.DEFINE_bool(
-    "verify",
-    False,
-    "read the files of the destination, and copy damaged and missing files again",
+    "verify", False, "read the files of the destination, and copy damaged and missing files again"
 )
 
 ARGUMENTS = {"SRC": "folder, or gs:// or s3:// address of one", "DST": "folder, or gs:// or s3:// address of one"}

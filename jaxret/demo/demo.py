@@ -22,12 +22,7 @@ from jaxret.data.formats import Corpus, RankingSource, write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.demo.python_docs import SummaryPair, load_docstrings, load_questions
 from jaxret.evaluation.comparison import format_p_value
-from jaxret.evaluation.evaluation_report import (
-    emit_table,
-    evaluation_markdown,
-    evaluation_text,
-    write_evaluation,
-)
+from jaxret.evaluation.evaluation_report import emit_table, evaluation_markdown, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import LEVEL, holm, paired_comparison
 from jaxret.evaluation.text_table import Row, aligned_table, markdown_table

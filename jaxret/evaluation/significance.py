@@ -41,10 +41,7 @@ class PairedComparison:
 
 
 def paired_comparison(
-    baseline: Mapping[str, float],
-    system: Mapping[str, float],
-    seed: int,
-    resamples: int = RESAMPLES,
+    baseline: Mapping[str, float], system: Mapping[str, float], seed: int, resamples: int = RESAMPLES
 ) -> PairedComparison:
     """Compare two systems by their values per query, such as `Evaluation.per_query["nDCG@10"]`.
 

@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.formats import (
-    DataSource,
-    JudgementSource,
-    Policy,
-    QuerySource,
-    is_named,
-    read_judged_queries,
-)
+from jaxret.data.formats import DataSource, JudgementSource, Policy, QuerySource, is_named, read_judged_queries
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Query

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import Location
-from jaxret.data.formats import (
-    CorpusScan,
-    Policy,
-    source_path,
-    write_run,
-)
+from jaxret.data.formats import CorpusScan, Policy, source_path, write_run
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answer_matching import check_answers

@@ -25,12 +25,7 @@ from jaxret.storage.working_copy import require_writable
 PAIRS_PER_BLOCK = 1 << 18
 
 
-def score_examples(
-    teacher: TeacherModel,
-    data: TrainingSource,
-    out: str | Path,
-    on_error: str = "error",
-) -> int:
+def score_examples(teacher: TeacherModel, data: TrainingSource, out: str | Path, on_error: str = "error") -> int:
     """Write training examples with a teacher's scores of all their passages, and return the number of pairs.
 
     The file has Tevatron's format, which every training of jaxret reads (docs/training.md), and the same targets. It is

@@ -30,11 +30,7 @@ from jaxret.types import Ragged, Tokens
 
 ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
 # Value of head.token -> key of a Pooling module.
-POOLING_KEYS = {
-    "cls": "pooling_mode_cls_token",
-    "mean": "pooling_mode_mean_tokens",
-    "last": "pooling_mode_lasttoken",
-}
+POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
 _TYPES = "sentence_transformers.models."
 _WEIGHTS, _AS_TORCH = "model.safetensors", {"format": "pt"}
 

@@ -46,24 +46,14 @@ from jaxret.mining.pools import (
     pool_parent,
     rankings_parent,
 )
-from jaxret.mining.training_queries import (
-    TrainingQueries,
-    read_concatenated,
-    read_training_queries,
-    split_by_target,
-)
+from jaxret.mining.training_queries import TrainingQueries, read_concatenated, read_training_queries, split_by_target
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.workdir import Workdir
 from jaxret.search.passage_texts import text_files
-from jaxret.storage.atomic import (
-    read_with_digest,
-    sha256_file,
-    with_digest,
-    write_json,
-)
+from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, write_json
 from jaxret.storage.working_copy import require_writable
 
 RANK_BLOCK = 4096  # queries whose rankings are in memory: 4,096 x 200 are about 120 MB
@@ -290,10 +280,7 @@ def open_pools(
 
 
 def select_examples(
-    questions: TrainingQueries,
-    pools: Sequence[NegativePool],
-    texts: PassageLookup,
-    chooser: NegativeSelector,
+    questions: TrainingQueries, pools: Sequence[NegativePool], texts: PassageLookup, chooser: NegativeSelector
 ) -> Iterator[Example]:
     """Yield the example of each query that has a positive, in order.
 

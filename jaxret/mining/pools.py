@@ -89,13 +89,7 @@ class RunPool:
     interaction, one for each token).
     """
 
-    def __init__(
-        self,
-        workdir: str,
-        encoded_name: str,
-        positives: set[str],
-        workers: RayWorkers | None = None,
-    ) -> None:
+    def __init__(self, workdir: str, encoded_name: str, positives: set[str], workers: RayWorkers | None = None) -> None:
         """Open a run and its encoded corpus.
 
         Args:

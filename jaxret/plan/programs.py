@@ -343,11 +343,7 @@ def bytes_on_device(tree: Any) -> int:
 
 
 def describe_program(
-    kind: str,
-    config: ConfigDict,
-    directory: Path,
-    shapes: Shapes | None = None,
-    search: SearchLoad | None = None,
+    kind: str, config: ConfigDict, directory: Path, shapes: Shapes | None = None, search: SearchLoad | None = None
 ) -> dict[str, Any]:
     """Describe a program for `make_program`, as values for JSON.
 

@@ -24,11 +24,7 @@ class Ledger:
         self.folder, self.log = folder, log or partial(print, flush=True)
 
     def run_step(
-        self,
-        name: str,
-        inputs: Any,
-        make: Callable[[], Iterable[Path]],
-        is_complete: Callable[[], bool] = lambda: True,
+        self, name: str, inputs: Any, make: Callable[[], Iterable[Path]], is_complete: Callable[[], bool] = lambda: True
     ) -> dict[str, str]:
         """Run a step unless it is complete, and return {file: digest} of its outputs.
 

@@ -19,12 +19,7 @@ from ml_collections import ConfigDict
 from jaxret.configs import change_config
 from jaxret.data.formats.sources import TrainingSource
 from jaxret.data.lines import find_file
-from jaxret.evaluation.evaluation_report import (
-    emit_table,
-    evaluation_markdown,
-    evaluation_text,
-    read_evaluation,
-)
+from jaxret.evaluation.evaluation_report import emit_table, evaluation_markdown, evaluation_text, read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -71,10 +66,7 @@ def run_recipe(stages: Sequence[Stage], workdir: str | Path, evaluation: Evaluat
 
 
 def run_stages(
-    stages: Sequence[Stage],
-    workdir: str | Path,
-    evaluation: EvaluationSetup,
-    log: Callable[[str], None] | None = None,
+    stages: Sequence[Stage], workdir: str | Path, evaluation: EvaluationSetup, log: Callable[[str], None] | None = None
 ) -> dict[str, Evaluation]:
     """Run the steps that are not complete, write results.md, and return the evaluation of each stage that searches.
 
@@ -146,11 +138,7 @@ class _Recipe:
         return replace(evaluation, mean={name: mean[name] for name in names if name in mean})
 
     def _run_step(
-        self,
-        step: str,
-        inputs: Any,
-        make: Callable[[], Iterable[Path]],
-        is_complete: Callable[[], bool] = lambda: True,
+        self, step: str, inputs: Any, make: Callable[[], Iterable[Path]], is_complete: Callable[[], bool] = lambda: True
     ) -> None:
         try:
             self._outputs[step] = self.ledger.run_step(step, inputs, make, is_complete)

@@ -142,11 +142,7 @@ def _split_rounds(entry: Any, label: str) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _with_config(
-    stage: Stage,
-    entry: Mapping[str, Any],
-    config: str,
-    overrides: Mapping[str, Any],
-    round_keys: Mapping[str, Any],
+    stage: Stage, entry: Mapping[str, Any], config: str, overrides: Mapping[str, Any], round_keys: Mapping[str, Any]
 ) -> Stage:
     """Return the stage with its config: the config of the recipe, or `base`, with the keys of the entry and overrides.
 

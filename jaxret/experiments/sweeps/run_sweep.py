@@ -23,11 +23,7 @@ from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.compare_runs import read_result
 from jaxret.experiments.pictures.canvas import NO_MATPLOTLIB, drawing_is_installed, save_picture
 from jaxret.experiments.pictures.sweep_picture import sweep_picture
-from jaxret.experiments.recipes.check_recipe import (
-    EvaluationSetup,
-    check_recipe,
-    complete_evaluation,
-)
+from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe, complete_evaluation
 from jaxret.experiments.recipes.run_recipe import run_stages
 from jaxret.experiments.recipes.stages import Stage, read_stages
 from jaxret.experiments.sweeps.grid import SweepSetup, point_changes, require_distinct_points

@@ -7,13 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxret.evaluation.comparison import (
-    Score,
-    SystemComparison,
-    compare_systems,
-    format_p_value,
-    score_systems,
-)
+from jaxret.evaluation.comparison import Score, SystemComparison, compare_systems, format_p_value, score_systems
 from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
 from jaxret.experiments.compare_runs import (
     RunResult,
