@@ -198,8 +198,7 @@ def change_table(
         [
             title,
             change,
-            f"{difference.difference:+.4f}",
-            f"{difference.low:+.4f} to {difference.high:+.4f}",
+            *difference.cells,
             format_p_value(p_value),
             "yes" if p_value < LEVEL else "no",
         ]

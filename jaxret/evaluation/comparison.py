@@ -3,15 +3,15 @@ and paired tests against the first system, corrected for their number."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from jaxret.evaluation.metrics import MEAN_DECIMALS
-from jaxret.evaluation.significance import RESAMPLES, PairedComparison, holm, paired_comparison, welch_p_value
+from jaxret.evaluation.significance import LEVEL, RESAMPLES, PairedComparison, holm, paired_comparison, welch_p_value
 from jaxret.evaluation.text_table import Row, aligned_table, html_paragraphs, html_table, markdown_table
 
 MeasureValues = Mapping[str, Mapping[str, float]]  # values of one run: measure -> query id -> value
@@ -49,6 +49,16 @@ class SystemTest:
     p_runs: float | None  # p-value of Welch's test between the means of runs
     holm_t: float | None = None  # corrected p-value; None if the t-test is not defined
     holm_permutation: float | None = None  # corrected p-value; None if all values are equal
+
+    @property
+    def p_values(self) -> tuple[float | None, ...]:
+        """The p-values in the order of tables: t-test, corrected, randomization, corrected, over runs."""
+        permutation = None if self.comparison.equal else self.comparison.p_permutation
+        return self.comparison.p_t, self.holm_t, permutation, self.holm_permutation, self.p_runs
+
+    @property
+    def significant(self) -> bool:
+        return self.holm_permutation is not None and self.holm_permutation < LEVEL
 
 
 @dataclass(frozen=True)
@@ -148,12 +158,8 @@ def _count_queries(count: int) -> str:
 
 
 def _cells(test: SystemTest) -> list[str]:
-    comparison = test.comparison
-    numbers = [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
-    counts = [str(comparison.wins), str(comparison.ties), str(comparison.losses)]
-    permutation = None if comparison.equal else comparison.p_permutation
-    tests = (comparison.p_t, test.holm_t, permutation, test.holm_permutation, test.p_runs)
-    return [test.system, test.measure, *numbers, *counts, *map(format_p_value, tests)]
+    counts = map(str, (test.comparison.wins, test.comparison.ties, test.comparison.losses))
+    return [test.system, test.measure, *test.comparison.cells, *counts, *map(format_p_value, test.p_values)]
 
 
 def format_p_value(value: float | None) -> str:
@@ -177,25 +183,21 @@ def compare_systems(
     Raises:
         ValueError: the runs have different queries.
     """
-    names = list(systems)
+    first, *names = systems
     for measure in measures:
         require_same_queries(systems, measure)
-    queries = {measure: len(systems[names[0]][0][measure]) for measure in measures}
+    queries = {measure: len(systems[first][0][measure]) for measure in measures}
     scores = score_systems(systems, measures)
     runs = {(score.system, score.measure): score.runs for score in scores}
-    comparisons = [
-        (name, measure, compare_over_queries(systems[names[0]], systems[name], measure, seed, resamples))
-        for name in names[1:]
-        for measure in measures
-        if queries[measure] > 1
-    ]
-    system_tests = with_holm(
-        [
-            SystemTest(name, measure, comparison, welch_p_value(runs[names[0], measure], runs[name, measure]))
-            for name, measure, comparison in comparisons
-        ]
-    )
-    return SystemComparison(tuple(names), tuple(measures), tuple(scores), tuple(system_tests), queries, resamples)
+    system_tests = []
+    for name, measure in itertools.product(names, measures):
+        if queries[measure] > 1:
+            baseline, system = (_query_means(systems[key], measure) for key in (first, name))
+            p_runs = welch_p_value(runs[first, measure], runs[name, measure])
+            comparison = paired_comparison(baseline, system, seed, resamples)
+            system_tests.append(SystemTest(name, measure, comparison, p_runs))
+    tests = tuple(with_holm(system_tests))
+    return SystemComparison(tuple(systems), tuple(measures), tuple(scores), tests, queries, resamples)
 
 
 def with_holm(tests: Sequence[SystemTest]) -> list[SystemTest]:
@@ -216,7 +218,7 @@ def correct_together(sets: Mapping[str, SystemComparison]) -> dict[str, SystemCo
     """Return comparisons on several data sets with p-values that are corrected for the tests of all sets."""
     all_tests = iter(with_holm([test for comparison in sets.values() for test in comparison.tests]))
     return {
-        name: replace(comparison, tests=tuple(islice(all_tests, len(comparison.tests))))
+        name: replace(comparison, tests=tuple(itertools.islice(all_tests, len(comparison.tests))))
         for name, comparison in sets.items()
     }
 
@@ -246,18 +248,5 @@ def require_same_queries(systems: Mapping[str, Sequence[MeasureValues]], measure
             )
 
 
-def compare_over_queries(
-    baseline: Sequence[MeasureValues], system: Sequence[MeasureValues], measure: str, seed: int, resamples: int
-) -> PairedComparison:
-    """Return the paired tests of two systems; the value of a query is its mean over a system's runs.
-
-    Args:
-        baseline, system: the values of each run.
-        seed, resamples: see `paired_comparison`.
-    """
-    require_same_queries({"the baseline": baseline, "the system": system}, measure)
-    baseline_means, system_means = (
-        {query: float(np.mean([run[measure][query] for run in runs])) for query in runs[0][measure]}
-        for runs in (baseline, system)
-    )
-    return paired_comparison(baseline_means, system_means, seed, resamples)
+def _query_means(runs: Sequence[MeasureValues], measure: str) -> dict[str, float]:
+    return {query: float(np.mean([run[measure][query] for run in runs])) for query in runs[0][measure]}

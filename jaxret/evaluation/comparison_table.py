@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.evaluation.comparison import Score, SystemComparison, SystemTest, format_p_value
+from jaxret.evaluation.comparison import Score, SystemComparison, format_p_value
 from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.significance import LEVEL
 from jaxret.evaluation.text_table import Row
@@ -44,18 +44,14 @@ def sets_table(sets: Sets, table: Callable[[Row, Sequence[Row], int], str]) -> s
     if tests:
         header = ["data", "system", "measure", "difference", "95 %", "t-test", "Holm", "randomization", "Holm"]
         parts.append(f"Minus {first.systems[0]}, query by query:")
-        parts.append(table(header, [_test_cells(name, test) for name, test in tests], 3))
+        rows = [
+            [name, test.system, test.measure, *test.comparison.cells, *map(format_p_value, test.p_values[:4])]
+            for name, test in tests
+        ]
+        parts.append(table(header, rows, 3))
         test_count = sum(not test.comparison.equal for _, test in tests)
         parts.append(f"p-values are two-sided; Holm corrects the column on its left for all {test_count} tests.")
     return "\n\n".join(parts)
-
-
-def _test_cells(data: str, test: SystemTest) -> list[str]:
-    comparison = test.comparison
-    numbers = [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
-    permutation = None if comparison.equal else comparison.p_permutation
-    tests = (comparison.p_t, test.holm_t, permutation, test.holm_permutation)
-    return [data, test.system, test.measure, *numbers, *map(format_p_value, tests)]
 
 
 def _scores(sets: Sets, system: str, measure: str) -> Iterator[tuple[str, Score]]:
@@ -100,7 +96,7 @@ def latex_table(sets: Sets) -> str:
     if not several:
         (name,) = sets
         columns = {measure: [first.score(system, measure) for system in first.systems] for measure in first.measures}
-        daggers = {(test.measure, test.system) for test in first.tests if _is_marked(test)}
+        daggers = {(test.measure, test.system) for test in first.tests if test.significant}
         return "\n".join([f"% {name}", mark, _tabular(first.systems, columns, daggers)])
     parts = [mark]
     for measure in first.measures:
@@ -110,14 +106,10 @@ def latex_table(sets: Sets) -> str:
             (name, test.system)
             for name, comparison in sets.items()
             for test in comparison.tests
-            if test.measure == measure and _is_marked(test)
+            if test.measure == measure and test.significant
         }
         parts += [f"% {measure}", _tabular(first.systems, columns, daggers)]
     return "\n".join(parts)
-
-
-def _is_marked(test: SystemTest) -> bool:
-    return test.holm_permutation is not None and test.holm_permutation < LEVEL
 
 
 def _tabular(systems: Sequence[str], columns: Mapping[str, Sequence[Score]], daggers: set[tuple[str, str]]) -> str:

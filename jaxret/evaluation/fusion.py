@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,20 +16,6 @@ from jaxret.data.records import Judgement, Ranking, Rankings
 from jaxret.evaluation.metrics import evaluate
 
 RANK_CONSTANT = 60  # constant of reciprocal ranks, from Cormack, Clarke and Buettcher 2009
-
-
-@dataclass(frozen=True)
-class FusionMethod:
-    """A method that makes the scores of different systems comparable."""
-
-    name: str
-    # function from the scores of a ranking, best first, [K] float64, to numbers to sum [K]
-    transform: Callable[[np.ndarray], np.ndarray]
-    fill_value: Callable[[np.ndarray], float]  # function from these numbers to the number of a missing passage
-
-
-def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
-    return 1 / (RANK_CONSTANT + np.arange(1, len(scores) + 1))
 
 
 def _min_max(scores: np.ndarray) -> np.ndarray:
@@ -45,14 +30,13 @@ def _z_scores(scores: np.ndarray) -> np.ndarray:
     return np.zeros(len(scores)) if deviation == 0 else (scores - scores.mean()) / deviation
 
 
-FUSION_METHODS = {
-    method.name: method
-    for method in (
-        FusionMethod("rrf", _reciprocal_ranks, lambda numbers: 0.0),
-        FusionMethod("min_max", _min_max, lambda numbers: 0.0),
-        # Not 0, the mean: then a missing passage would beat every retrieved passage below the mean.
-        FusionMethod("z_score", _z_scores, lambda numbers: float(numbers.min())),
-    )
+# name -> function from the scores of a ranking, best first, [K] float64, to numbers to sum [K], and a function from
+# these numbers to the number of a missing passage
+FUSION_METHODS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], float]]] = {
+    "rrf": (lambda scores: 1 / (RANK_CONSTANT + np.arange(1, len(scores) + 1)), lambda numbers: 0.0),
+    "min_max": (_min_max, lambda numbers: 0.0),
+    # Not 0, the mean: then a missing passage would beat every retrieved passage below the mean.
+    "z_score": (_z_scores, lambda numbers: float(numbers.min())),
 }
 
 
@@ -82,12 +66,11 @@ def fuse(runs: Sequence[Rankings], method: str, weights: Sequence[float] | None 
         raise ValueError(f"there are {len(weights)} weights for {len(runs)} runs; give one for each")
     queries = dict.fromkeys(query for run in runs for query in run)
     rankings = {query: [run.get(query, []) for run in runs] for query in queries}
-    return {query: _fuse_query(lists, FUSION_METHODS[method], weights, k) for query, lists in rankings.items()}
+    return {query: _fuse_query(lists, method, weights, k) for query, lists in rankings.items()}
 
 
-def _fuse_query(
-    lists: Sequence[Ranking], method: FusionMethod, weights: Sequence[float], k: int
-) -> list[tuple[str, float]]:
+def _fuse_query(lists: Sequence[Ranking], method: str, weights: Sequence[float], k: int) -> list[tuple[str, float]]:
+    transform, fill_value = FUSION_METHODS[method]
     passages = list(dict.fromkeys(passage for ranking in lists for passage, _ in ranking))  # the order of ties
     numbers, last = np.zeros((len(lists), len(passages))), len(passages)
     ranks = np.full((len(lists), len(passages)), last)
@@ -96,8 +79,8 @@ def _fuse_query(
         if not ranking:
             continue
         rows = [row_of[passage] for passage, _ in ranking]
-        values = method.transform(np.array([score for _, score in ranking], np.float64))
-        numbers[index] = method.fill_value(values)
+        values = transform(np.array([score for _, score in ranking], np.float64))
+        numbers[index] = fill_value(values)
         numbers[index, rows] = values
         ranks[index, rows] = np.arange(len(ranking))
     sums = np.asarray(weights, np.float64) @ numbers

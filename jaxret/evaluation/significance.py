@@ -39,6 +39,11 @@ class PairedComparison:
     def ties(self) -> int:
         return self.queries - self.wins - self.losses
 
+    @property
+    def cells(self) -> list[str]:
+        """The difference and its interval, as cells of a table."""
+        return [f"{self.difference:+.4f}", f"{self.low:+.4f} to {self.high:+.4f}"]
+
 
 def paired_comparison(
     baseline: Mapping[str, float], system: Mapping[str, float], seed: int, resamples: int = RESAMPLES

@@ -83,15 +83,9 @@ def test_answer_ranks_and_accuracy_by_hand() -> None:
     assert (ranks.queries_expected, ranks.queries_found) == (3, 2)
 
 
-def test_accuracy_with_missing_answers_or_texts_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'q9' has no answers"):
-        answer_accuracy(RUN, [Query("q9", "?")], TEXTS, [1])
+def test_accuracy_with_missing_texts_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"'p3' \(rank 1 of query 'q2'\) has no text"):
         answer_accuracy(RUN, QUERIES, {"p1": "", "p2": ""}, [1])
-    with pytest.raises(ValueError, match="no queries"):
-        answer_accuracy(RUN, [], TEXTS, [1])
-    with pytest.raises(ValueError, match="cutoffs is"):
-        answer_accuracy(RUN, QUERIES, TEXTS, [0])
 
 
 def test_answers_as_regular_expressions(data_dir: Path) -> None:

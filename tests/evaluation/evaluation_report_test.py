@@ -62,15 +62,6 @@ def test_the_footer_names_systems_with_missing_queries() -> None:
     )
 
 
-def test_systems_that_cannot_be_compared_are_an_error() -> None:
-    with pytest.raises(ValueError, match="no system to report"):
-        evaluation_text({})
-    with pytest.raises(ValueError, match=r"'a' has the measures \['R'\] and 'b' has \['nDCG'\]"):
-        evaluation_text({"a": evaluation(R=1.0), "b": evaluation(nDCG=1.0)})
-    with pytest.raises(ValueError, match=r"'a' .*evaluated .*300 .*'b' .*299"):
-        evaluation_markdown({"a": evaluation(R=1.0), "b": evaluation(299, 299, R=1.0)})
-
-
 def test_the_file_has_the_evaluation_and_its_provenance(tmp_path: Path) -> None:
     path = tmp_path / "eval" / "scifact.test.json"
     provenance = {"seed": 7, "versions": {"jax": "0.10.2"}}

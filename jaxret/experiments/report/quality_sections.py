@@ -109,20 +109,18 @@ def _score_cells(scores: list[Score]) -> list[NumberCell]:
 
 
 def _test_cells(test: SystemTest) -> list[Cell]:
-    comparison = test.comparison
-    permutation = None if comparison.equal else comparison.p_permutation
-    p_values = (comparison.p_t, test.holm_t, permutation, test.holm_permutation, test.p_runs)
-    significant = test.holm_permutation is not None and test.holm_permutation < LEVEL
-    direction = ("better" if comparison.difference > 0 else "worse") if significant else "no"
-    verdict = tag("span", direction, class_="up" if comparison.difference > 0 else "down") if significant else direction
+    comparison, verdict = test.comparison, "no"
+    if test.significant:
+        word, kind = ("better", "up") if comparison.difference > 0 else ("worse", "down")
+        verdict = tag("span", word, class_=kind)
     return [
         test.system,
         test.measure,
         value_cell(comparison.difference, "+.4f"),
-        NumberCell(comparison.low, f"{comparison.low:+.4f} to {comparison.high:+.4f}"),
+        NumberCell(comparison.low, comparison.cells[1]),
         verdict,
         *(value_cell(count, ",.0f") for count in (comparison.wins, comparison.ties, comparison.losses)),
-        *(NumberCell(p, format_p_value(p)) if p is not None else NumberCell(None, "–") for p in p_values),
+        *(NumberCell(p, format_p_value(p)) if p is not None else NumberCell(None, "–") for p in test.p_values),
     ]
 
 

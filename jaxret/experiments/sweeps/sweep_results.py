@@ -86,9 +86,7 @@ class SweepResults:
         cells = [*values, str(len(scores[self.measures[0]].runs)), *(str(scores.get(m, "-")) for m in self.measures)]
         for test in self.comparison.tests:
             if test.system == label:
-                comparison = test.comparison
-                cells += [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
-                return [*cells, format_p_value(test.holm_permutation), format_p_value(test.p_runs)]
+                return [*cells, *test.comparison.cells, *map(format_p_value, test.p_values[3:])]
         return [*cells, "baseline", "", "", ""]
 
 
