@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -93,8 +94,32 @@ def test_the_page_of_modules_has_every_module(generate: ModuleType) -> None:
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
-    listed = set(re.findall(r"^[\w/-]+$", (DOCS / "index.md").read_text(), re.MULTILINE))
+    text = (DOCS / "index.md").read_text()
+    listed = set(re.findall(r"^[\w/-]+$", text, re.MULTILINE))
     assert {path.stem for path in DOCS.glob("*.md")} - {"index"} <= listed
+    assert re.findall(r":caption: (.*)", text) == ["Start", "Guides", "Concepts", "Reference", "Project"]
+
+
+def test_the_architecture_page_has_every_folder() -> None:
+    package, page = REPOSITORY / "jaxret", (DOCS / "architecture.md").read_text()
+    table = page.partition("| folder | responsibility |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`([\w.]+)/?`", " ".join(cells))) == sorted([*folders(package), "types.py"])
+    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "__main__.py", "types.py", "version.py"}
+
+
+def test_the_picture_of_the_architecture_has_the_layers_that_are_checked() -> None:
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [re.findall(r"\w+", layer) for layer in contracts[0]["layers"]]
+    rows = re.findall(r'font-weight="bold"[^>]*>([^<]*)<', (DOCS / "floors.svg").read_text())
+    assert [re.findall(r"(\w+)(?:/|\.py)", row) for row in rows] == layers[1:]  # the first is __main__
+    names = {name for layer in layers for name in layer}
+    assert names == {*folders(REPOSITORY / "jaxret"), "__main__", "types", "version"}
+
+
+def folders(package: Path) -> list[str]:
+    """Return the names of the folders of modules."""
+    return [path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"]
 
 
 PAGES = [*DOCS.glob("*.md"), DOCS / "reference" / "api.md", REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
