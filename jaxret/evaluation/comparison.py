@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.significance import LEVEL, RESAMPLES, PairedComparison, holm, paired_comparison, welch_p_value
-from jaxret.evaluation.text_table import Row, aligned_table, html_paragraphs, html_table, markdown_table
+from jaxret.evaluation.text_table import Row, aligned_table, html_paragraphs, html_table
 
 MeasureValues = Mapping[str, Mapping[str, float]]  # values of one run: measure -> query id -> value
 
@@ -76,11 +76,8 @@ class SystemComparison:
         """Return the score of a system on a measure. Both must be names of this comparison."""
         return next(score for score in self.scores if (score.system, score.measure) == (system, measure))
 
-    def to_text(self) -> str:
-        return "\n\n".join(self._parts(aligned_table))
-
-    def to_markdown(self) -> str:
-        return "\n\n".join(self._parts(markdown_table))
+    def to_text(self, table: Callable[[Row, Sequence[Row], int], str] = aligned_table) -> str:
+        return "\n\n".join(self._parts(table))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""

@@ -33,8 +33,7 @@ class BeirJob:
 
     def __post_init__(self) -> None:
         names = [Workdir(self.workdir).name, *(name for name, _ in map(split_column, self.columns))]
-        if self.bm25:
-            names.append("BM25")
+        names += ["BM25"] if self.bm25 else []
         if duplicates := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two columns have the name {duplicates[0]}; give another name with --beside=NAME=FOLDER")
 

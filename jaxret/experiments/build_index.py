@@ -109,22 +109,17 @@ def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
     source = EvaluationSource.open(options.queries, options.qrels, options.split)
     queries = read_evaluation_queries(source, Policy("error")).queries
     tokens = run.tokenizer.queries(spread_evenly(queries, options.sample))
-    query_vectors = run.embedder()(tokens, "query")
-    vectors = (
-        query_vectors
-        if isinstance(query_vectors, SparseRows)
-        else np.ascontiguousarray(query_vectors.stacked()[:, 0], np.float32)
-    )
-    return RecallQueries(vectors, f"questions of {options.queries}")
+    vectors = run.embedder()(tokens, "query")
+    rows = vectors if isinstance(vectors, SparseRows) else np.ascontiguousarray(vectors.stacked()[:, 0], np.float32)
+    return RecallQueries(rows, f"questions of {options.queries}")
 
 
 def recall_table(recall: dict[str, Any]) -> list[str]:
     """Return the lines of a table with the recall for each value of the search parameters. A * marks the default."""
-    depths = list(recall["measured"][0]["recall"])
-    rows = [["", "parameters", *(f"recall@{depth}" for depth in depths), "ms per question"]]
+    rows = [["", "parameters", *(f"recall@{depth}" for depth in recall["measured"][0]["recall"]), "ms per question"]]
     for row in recall["measured"]:
         default = "*" if row["parameters"] == recall["parameters"] else ""
-        recalls = [f"{row['recall'][depth]:.4f}" for depth in depths]
+        recalls = (f"{value:.4f}" for value in row["recall"].values())
         rows.append([default, row["parameters"] or "(none)", *recalls, f"{row['ms']:.2f}"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -62,8 +62,7 @@ def chunk_data(
         records = _chunk_examples(source, source.read(policy, targets=False), options, counts)
         write_records(Path(out), map(make_tevatron_record, records))  # streamed, because chunks are larger than texts
     else:
-        passages = split_passages(_count_read(source, source.read(policy), counts), options)
-        WRITERS["tevatron.corpus"]["passages"](Path(out), _count_written(passages, counts))
+        WRITERS["tevatron.corpus"]["passages"](Path(out), _chunk_passages(source, policy, options, counts))
     return counts
 
 
@@ -72,17 +71,13 @@ def _require_some(source: Corpus | TrainingSource, counts: ChunkCounts) -> None:
         raise ValueError(f"{source} has no record to split; nothing is written")
 
 
-def _count_read(source: Corpus, passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
-    for passage in passages:
+def _chunk_passages(source: Corpus, policy: Policy, options: ChunkOptions, counts: ChunkCounts) -> Iterator[Passage]:
+    for passage in source.read(policy):
         counts.records_read += 1
-        yield passage
+        for chunk in split_passage(passage, options):
+            counts.records_written += 1
+            yield chunk
     _require_some(source, counts)
-
-
-def _count_written(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
-    for passage in passages:
-        counts.records_written += 1
-        yield passage
 
 
 def _chunk_examples(

@@ -132,10 +132,10 @@ def render_sets(sets: Mapping[str, Comparison], form: str = "text") -> str:
     comparisons = {name: comparison for name, (comparison, _) in sets.items()}
     if form in ("csv", "latex"):
         return csv_table(comparisons) if form == "csv" else latex_table(comparisons)
-    if len(sets) == 1:
-        return render_comparison(*next(iter(sets.values())), form)
+    table = markdown_table if form == "markdown" else aligned_table
+    first, *further_sets = comparisons.values()
     notes = dict.fromkeys(note for _, systems in sets.values() for note in comparison_notes(systems))
-    return "\n\n".join([sets_table(comparisons, markdown_table if form == "markdown" else aligned_table), *notes])
+    return "\n\n".join([sets_table(comparisons, table) if further_sets else first.to_text(table), *notes])
 
 
 def emit_comparisons(sets: Mapping[str, Comparison]) -> None:
@@ -164,21 +164,13 @@ def common_measures(results: Sequence[RunResult], measures: Sequence[str] = ()) 
     result does not have, and if the results have none in common."""
     names = list(dict.fromkeys(measures))
     names = names or [name for name in results[0].values if all(name in result.values for result in results)]
-    for measure in names:
-        require_measure(measure, results)
     if not names:
         raise ValueError(
             f"{results[0].path} and the other results have no measure in common; search with the same --measures"
         )
+    for measure in names:
+        require_measure(measure, results)
     return names
-
-
-def render_comparison(
-    comparison: SystemComparison, systems: Mapping[str, Sequence[RunResult]], form: str = "text"
-) -> str:
-    """Return a comparison and its notes as text or "markdown"."""
-    notes = comparison_notes(systems)
-    return "\n\n".join([comparison.to_markdown() if form == "markdown" else comparison.to_text(), *notes])
 
 
 def split_argument(argument: str) -> tuple[str, list[str]]:
@@ -334,19 +326,14 @@ def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> 
 
 def comparison_notes(systems: Mapping[str, Sequence[RunResult]]) -> list[str]:
     """Return sentences about differences between the runs that the numbers do not show."""
-    return [
-        note
-        for note in (training_data_note(systems), *initial_weight_notes(systems), *missing_query_notes(systems))
-        if note
-    ]
-
-
-def missing_query_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
-    """Yield a sentence for each run that has no rankings for some of the queries."""
+    notes = [training_data_note(systems), *initial_weight_notes(systems)]
     for result in itertools.chain.from_iterable(systems.values()):
         count, expected = result.coverage
         if count < expected:
-            yield f"{result.path} has rankings of {count:,} of {expected:,} queries: the missing ones count as zero."
+            notes.append(
+                f"{result.path} has rankings of {count:,} of {expected:,} queries: the missing ones count as zero."
+            )
+    return [note for note in notes if note]
 
 
 def initial_weight_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
@@ -402,9 +389,8 @@ def require_measure(name: str, results: Sequence[RunResult]) -> None:
     for result in results:
         if name not in result.values:
             raise ValueError(f"{result.path} has no {name!r}; it has {', '.join(result.values)}")
-    has_no_cutoff = not is_accuracy(name) and parse_measure(name).cutoff is None
     depths = {result.k: result.path for result in results}
-    if has_no_cutoff and len(depths) > 1:
+    if len(depths) > 1 and not is_accuracy(name) and parse_measure(name).cutoff is None:
         (k, path), (second_k, second_path) = list(depths.items())[:2]
         raise ValueError(
             f"{name} reads whole rankings, which have {k} passages in {path} and {second_k} in {second_path}: search "

@@ -125,14 +125,8 @@ def check_devices(backend: str, kinds: list[str], exists: Callable[[str], bool] 
 
 def check_load(cores: int, load: float) -> Check:
     """Return a check of the cores of this process and the machine's load."""
-    value = f"{cores} cores, load {load:.1f}"
-    if load > cores / 2:
-        return Check(
-            "CPU",
-            value,
-            "other processes run, so measured times are not reliable; end these processes, or measure later",
-        )
-    return Check("CPU", value)
+    problem = "other processes run, so measured times are not reliable; end these processes, or measure later"
+    return Check("CPU", f"{cores} cores, load {load:.1f}", problem if load > cores / 2 else "")
 
 
 def check_memory(available: int | None) -> Check:
@@ -166,10 +160,10 @@ def check_product(seconds: float = PRODUCT_SECONDS) -> Check:
     exact = a.astype(np.float64) @ b.astype(np.float64)
     error = float(np.abs(np.asarray(multiply(a, b)) - exact).max() / np.abs(exact).max())
     value = f"{product_rate('float32', size, seconds):,.0f} GFLOP/s of float32, largest error {error:.0e}"
-    if not error < 1e-5:
-        problem = "products are less exact than float32; unset NVIDIA_TF32_OVERRIDE and JAX_DEFAULT_MATMUL_PRECISION"
-        return Check("product", value, problem, fatal=True)
-    return Check("product", value)
+    if error < 1e-5:
+        return Check("product", value)
+    problem = "products are less exact than float32; unset NVIDIA_TF32_OVERRIDE and JAX_DEFAULT_MATMUL_PRECISION"
+    return Check("product", value, problem, fatal=True)
 
 
 def check_backends() -> Iterator[Check]:
@@ -190,8 +184,7 @@ def check_backends() -> Iterator[Check]:
 def check_attention(backend: str, interpret: bool = False) -> Iterator[Check]:
     """Yield a check that compares the fused attention kernel of a platform with plain attention. With `interpret`, XLA
     runs the kernel, so that any device can."""
-    names = [name for name, device in ATTENTION_PLATFORMS.items() if device == backend]
-    for name in names:
+    for name in (name for name, device in ATTENTION_PLATFORMS.items() if device == backend):
         query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 128, 4, 64), jnp.bfloat16)
         query = query / 8
         mask = jnp.arange(128) < jnp.array([[128], [77]])
@@ -230,25 +223,17 @@ def check_folder(name: str, folder: Path) -> Check:
     finally:
         shutil.rmtree(probe, ignore_errors=True)
     kind = file_system(ancestor)
-    network = f", {kind}" if kind.startswith(NETWORK_SYSTEMS) else ""
-    value = f"{folder}: {free / 1e9:,.0f} GB free{network}"
-    return Check(
-        name,
-        value,
-        "little space for checkpoints and vectors; free some space, or choose another folder" if free < SPACE else "",
-    )
+    value = f"{folder}: {free / 1e9:,.0f} GB free" + (f", {kind}" if kind.startswith(NETWORK_SYSTEMS) else "")
+    problem = "little space for checkpoints and vectors; free some space, or choose another folder"
+    return Check(name, value, problem if free < SPACE else "")
 
 
 def check_coordinator(address: str) -> Check:
     """Return a check of a coordinator's address, HOST:PORT, whose host must be known. Nothing is sent to it."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
-        return Check(
-            "coordinator",
-            address,
-            f"it must be HOST:PORT, such as 10.0.0.2:1234, with a port up to {_LAST_PORT}",
-            fatal=True,
-        )
+        problem = f"it must be HOST:PORT, such as 10.0.0.2:1234, with a port up to {_LAST_PORT}"
+        return Check("coordinator", address, problem, fatal=True)
     try:
         numeric = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:

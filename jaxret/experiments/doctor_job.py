@@ -108,7 +108,7 @@ def check_platform(config: ConfigDict) -> Check | None:
     except ValueError as error:
         return Check("platform", config.mesh.platform, str(error), fatal=True)
     except (AssertionError, RuntimeError):  # JAX has no devices, which `check_backend` reports
-        return None
+        pass
     return None
 
 
@@ -136,12 +136,8 @@ def check_batch(config: ConfigDict, devices: int) -> Check:
     negatives = config.data.negatives if config.task == "retrieval" else 0
     value = f"{batch} queries" + (f" with {negatives} negatives each" if negatives else "")
     value += f", {rows // devices} on each device" + (f", {chunk} at a time" if 0 < chunk < batch else "")
-    if rows != batch:
-        problem = (
-            f"{rows - batch} of {rows} rows are empty; use train.batch_size={rows}, or a smaller multiple of {devices}"
-        )
-        return Check("batch", value, problem)
-    return Check("batch", value)
+    remedy = f"use train.batch_size={rows}, or a smaller multiple of {devices}"
+    return Check("batch", value, f"{rows - batch} of {rows} rows are empty; {remedy}" if rows != batch else "")
 
 
 def check_precision(dtype: str, rates: Mapping[str, float]) -> Check:
@@ -151,11 +147,9 @@ def check_precision(dtype: str, rates: Mapping[str, float]) -> Check:
         return Check("precision", dtype, problem, fatal=True)
     value = f"{dtype}; products here: " + ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in rates.items())
     best = max(rates, key=lambda name: rates[name])
-    if rates[best] > SLOWER * rates[dtype]:
-        effect = "it rounds operands of products" if best == "bfloat16" else "it is also more exact"
-        problem = f"{best} is {rates[best] / rates[dtype]:.1f} times as fast here; use encoder.dtype={best} ({effect})"
-        return Check("precision", value, problem)
-    return Check("precision", value)
+    effect = "it rounds operands of products" if best == "bfloat16" else "it is also more exact"
+    problem = f"{best} is {rates[best] / rates[dtype]:.1f} times as fast here; use encoder.dtype={best} ({effect})"
+    return Check("precision", value, problem if rates[best] > SLOWER * rates[dtype] else "")
 
 
 def check_attention_choice(attention: str, platform: str) -> Check:
@@ -170,9 +164,8 @@ def check_attention_choice(attention: str, platform: str) -> Check:
         problem = f"its kernel needs a {hardware}, but JAX runs on a {platform.upper()}; use encoder.attention=plain"
         return Check("attention", attention, problem, fatal=True)
     kernels = [name for name, hardware in ATTENTION_PLATFORMS.items() if hardware == platform]
-    return Check(
-        "attention", attention + (f"; the fused kernel of a {platform.upper()} is {kernels[0]}" if kernels else "")
-    )
+    note = f"; the fused kernel of a {platform.upper()} is {kernels[0]}" if kernels else ""
+    return Check("attention", attention + note)
 
 
 def check_encoder(checkpoint: str, download: bool) -> Check:
@@ -212,9 +205,8 @@ def check_step_memory(config: ConfigDict, program: AbstractProgram, devices: lis
     try:
         needs = program.program.trace(*program.arguments).lower().compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:  # compilers of TPUs refuse a program that does not fit
-        return Check(
-            "memory", "the step cannot be compiled", f"{_first_line(error)}; {_less_memory(config)}", fatal=True
-        )
+        cause = next(iter(str(error).strip().splitlines()), "")
+        return Check("memory", "the step cannot be compiled", f"{cause}; {_less_memory(config)}", fatal=True)
     need = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
     need += needs.temp_size_in_bytes + needs.generated_code_size_in_bytes
     if devices[0].platform == "cpu":  # all CPU devices share the machine's memory
@@ -228,10 +220,8 @@ def check_fit(config: ConfigDict, need: int, usable: int | None) -> Check:
     value = f"a step of the longest batch needs {need / 1e9:.1f} GB"
     if usable is None:
         return Check("memory of a step", value)
-    value += f"; {usable / 1e9:.1f} GB can be used"
-    if need > usable:
-        return Check("memory of a step", value, f"it does not fit; {_less_memory(config)}", fatal=True)
-    return Check("memory of a step", value)
+    problem = f"it does not fit; {_less_memory(config)}" if need > usable else ""
+    return Check("memory of a step", f"{value}; {usable / 1e9:.1f} GB can be used", problem, bool(problem))
 
 
 def _less_memory(config: ConfigDict) -> str:
@@ -251,11 +241,10 @@ def check_checkpoints(config: ConfigDict, program: AbstractProgram, workdir: str
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     value = f"{size / 1e9:.2f} GB each, {free / 1e9:,.1f} GB free"
-    if free < CHECKPOINTS * size:
-        demand = f"{CHECKPOINTS} are on disk at the same time, {CHECKPOINTS * size / 1e9:.1f} GB"
-        problem = f"{demand}; free some space, or choose another --workdir"
-        return Check("checkpoints", value, problem, fatal=True)
-    return Check("checkpoints", value)
+    if free >= CHECKPOINTS * size:
+        return Check("checkpoints", value)
+    demand = f"{CHECKPOINTS} are on disk at the same time, {CHECKPOINTS * size / 1e9:.1f} GB"
+    return Check("checkpoints", value, f"{demand}; free some space, or choose another --workdir", fatal=True)
 
 
 def check_bucket(address: str) -> Check:
@@ -273,7 +262,3 @@ def check_bucket(address: str) -> Check:
         )
         return Check("bucket", address, problem, fatal=True)
     return Check("bucket", f"{address}: objects can be created, replaced if unchanged, and deleted")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")

@@ -134,13 +134,9 @@ def treat_self_matches(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
                 "BEIR does"
             )
         return rankings
-    relevant = {
-        (judgement.query_id, judgement.passage_id)
-        for judgement in evaluation_queries.judgements
-        if judgement.relevance > 0
-    }
     count = f"{len(self_matches):,} of {len(evaluation_queries.queries):,} queries"
     print_line(f"{count} found the passage with their own id, which is left out")
+    relevant = {(j.query_id, j.passage_id) for j in evaluation_queries.judgements if j.relevance > 0}
     if relevant_count := sum((query, query) in relevant for query in self_matches):
         print_line(
             f"{relevant_count:,} of these passages are judged relevant: if queries and passages have separate numbers, "
@@ -213,14 +209,8 @@ def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | No
     provenance = {**retrieval.provenance, "dataset": source}
     if not (evaluation or answers):
         write_json(_record_path(plan.run_file), {"provenance": provenance})
-    write_measures(
-        (plan.run_file, plan.results),
-        evaluation,
-        answers,
-        provenance,
-        cost,
-        retrieval.latency if options.latency != 0 else None,
-    )
+    latency = retrieval.latency if options.latency != 0 else None
+    write_measures((plan.run_file, plan.results), evaluation, answers, provenance, cost, latency)
     if options.dpr_results:
         path = plan.run_file.with_suffix(".dpr.json")
         write_dpr_results(path, retrieval.texts, retrieval.rankings, evaluation_queries.queries, options.match)
@@ -278,14 +268,10 @@ def look_for_answers(
         cutoffs: the values of k.
         match: how answers are read, "string" or "regex".
     """
-    queries_with_answers = [query for query in queries if query.answers]
-    if not queries_with_answers:
-        return None
-    deepest = max(cutoffs)
+    rankings = [retrieval.rankings[query.id] for query in queries if query.answers]
+    ids = {passage for ranking in rankings for passage, _ in ranking[: max(cutoffs)]}
     try:
-        texts = retrieval.texts(
-            {passage for query in queries_with_answers for passage, _ in retrieval.rankings[query.id][:deepest]}
-        )
+        texts = retrieval.texts(ids) if ids else {}
     except (FileNotFoundError, ContractError, ShardError) as error:  # measures by judgements need no texts
         print(f"accuracy by answers is not measured: {error}")
         return None
@@ -310,9 +296,7 @@ def answer_accuracies(
     by_id = {key: passage.text for key, passage in texts.items()}
     evaluation = answer_accuracy(rankings, queries_with_answers, by_id, cutoffs, match)
     kind = "answer strings" if match == "string" else "answers, as regular expressions,"
-    none = len(queries) - len(queries_with_answers)
-    counts = (
-        f" (of {len(queries_with_answers):,} of {len(queries):,} queries: {none:,} have no answers)" if none else ""
-    )
-    print(f"{kind} found: " + ", ".join(f"{name} {value:.4f}" for name, value in evaluation.mean.items()) + counts)
-    return replace(evaluation, answer_counts=(len(queries_with_answers), len(queries)))
+    count, total = len(queries_with_answers), len(queries)
+    note = f" (of {count:,} of {total:,} queries: {total - count:,} have no answers)" if count < total else ""
+    print(f"{kind} found: " + ", ".join(f"{name} {value:.4f}" for name, value in evaluation.mean.items()) + note)
+    return replace(evaluation, answer_counts=(count, total))

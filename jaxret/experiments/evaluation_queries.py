@@ -15,16 +15,8 @@ from jaxret.parallel.progress import print_line
 from jaxret.storage.atomic import read_json, sha256_json
 from jaxret.storage.working_copy import shown_message
 
-SHARED_NAMES = (
-    "train",
-    "dev",
-    "test",
-    "val",
-    "valid",
-    "validation",
-    "queries",
-    "questions",
-)  # file names that many data sets have
+# File names that many data sets have.
+SHARED_NAMES = ("train", "dev", "test", "val", "valid", "validation", "queries", "questions")
 _ROLES = ("queries", "questions", "topics", "qrels")  # words before a split, as in queries.dev.small.tsv
 _ENDINGS = ("tsv", "txt", "csv", "json", "jsonl", "parquet", "gz", "zst", "bz2", "xz", "qa", "trec", "qrels")
 
@@ -141,9 +133,7 @@ class EvaluationQueries:
         their order and format."""
         values = {"queries": sha256_json(sorted(query.to_json() for query in self.queries))}
         if self.judgements:
-            values["qrels"] = sha256_json(
-                sorted([judgement.query_id, judgement.passage_id, judgement.relevance] for judgement in self.judgements)
-            )
+            values["qrels"] = sha256_json(sorted([j.query_id, j.passage_id, j.relevance] for j in self.judgements))
         return values
 
     def provenance(self, policy: Policy, removed: bool, match: str) -> dict[str, Any]:
@@ -154,8 +144,7 @@ class EvaluationQueries:
             removed: whether self-matches were removed.
             match: how answers are read, "string" or "regex".
         """
-        values: dict[str, Any] = {"skipped": dict(policy.skip_counts)}
-        values |= {"self_matches": "removed" if removed else "kept"}
+        values = {"skipped": dict(policy.skip_counts), "self_matches": "removed" if removed else "kept"}
         values |= {"match": match} if match != "string" else {}
         values |= {"split": self.source.split} if self.source.judgements else {}
         return self.record() | values

@@ -123,7 +123,7 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
     top_words = [word for word in order.tolist() if word < vocabulary_size][:top]
     query_words: list[int] = []
     if question is not None and side == "passage":
-        special = {id for id in run.tokenizer.special_ids.values() if id is not None}
+        special = run.tokenizer.special_ids.values()
         query_words = [id for id in dict.fromkeys(question.flat.tolist()) if id not in special]
     rows = [
         [str(rank[word]), str(run.tokenizer.backend.id_to_token(word)), f"{strongest[word]:.4f}"]
@@ -131,14 +131,8 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
         + (["yes" if word in query_words else ""] if query_words else [])
         for word in [*top_words, *(word for word in query_words if word not in top_words)]
     ]
-    header = [
-        "rank",
-        "word",
-        "value",
-        *(["at token"] if len(values) > 1 else []),
-        *(["in the query"] if query_words else []),
-    ]
-    return aligned_table(header, rows)
+    header = ["rank", "word", "value"] + (["at token"] if len(values) > 1 else [])
+    return aligned_table(header + (["in the query"] if query_words else []), rows)
 
 
 def vocabulary_values(run: Run, text: Ragged, side: Side) -> np.ndarray:
@@ -160,8 +154,7 @@ def own_word_values(run: Run, passage: Passage) -> list[tuple[str, float]]:
     check_passage(passage, Location(Path("the passage"), 1))
     text = run.tokenizer.passages([passage])
     strongest = vocabulary_values(run, text, "passage").max(axis=0)
-    special = {id for id in run.tokenizer.special_ids.values() if id is not None}
-    ids = [id for id in text.flat.tolist() if id not in special]
+    ids = [id for id in text.flat.tolist() if id not in run.tokenizer.special_ids.values()]
     return [(str(run.tokenizer.backend.id_to_token(id)), float(strongest[id])) for id in ids]
 
 
@@ -186,13 +179,10 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
     if unpooled_model.vectors_per_passage != 1:
         unpooled_vectors = run.embedder(unpooled=True)(passage, "passage")[0].astype(np.float64)
         return [*lines, *vector_matches(run, (query_vectors @ unpooled_vectors.T)[0], passage, top)]
-    parts = run.model.module.head.vector_parts()
-    if parts:
+    if parts := run.model.module.head.vector_parts():
         shares = {name: float(query_vectors[0, a:b] @ passage_vectors[0, a:b]) for name, (a, b) in parts.items()}
-        return [
-            *lines,
-            aligned_table(["part", "contributes"], [[name, f"{value:.4f}"] for name, value in shares.items()]),
-        ]
+        rows = [[name, f"{share:.4f}"] for name, share in shares.items()]
+        return [*lines, aligned_table(["part", "contributes"], rows)]
     return [*lines, "query and passage have one vector each: their dot product has no parts"]
 
 
@@ -252,11 +242,8 @@ def vector_matches(run: Run, products: np.ndarray, passage: Ragged, top: int) ->
     order = np.argsort(-products, kind="stable")[:top]  # if products are equal, the first vector wins
     table = aligned_table(["vector", "product"], [[names[row], f"{products[row]:.4f}"] for row in order.tolist()])
     if run.model.vectors_per_passage == 1:
-        pooling = run.config.pooling
-        return [
-            table,
-            f"these are the vectors before pooling; pooling {pooling!r} combines them into one vector for search",
-        ]
+        pooling = f"pooling {run.config.pooling!r} combines them into one vector for search"
+        return [table, f"these are the vectors before pooling; {pooling}"]
     return [table, f"the score is the product with {names[order[0]]}, the largest; the other vectors do not count"]
 
 

@@ -89,12 +89,9 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         weights, tuning_record = _tuned_on_queries(job, systems, tune_queries)
         fusion = ExactFusion(job.method, weights)
     rankings = fusion(systems, evaluation_queries.queries, job.k)
-    provenance = {
-        "systems": {shown_message(str(part.folder)): part.digest for part in parts},
-        "corpus": parts[0].corpus_identity,
-        "exact": True,
-    }
-    provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}
+    provenance: dict[str, Any] = {"systems": {shown_message(str(part.folder)): part.digest for part in parts}}
+    provenance |= {"corpus": parts[0].corpus_identity, "exact": True, "depth": fusion.depth}
+    provenance |= {"weights": list(weights), **tuning_record}
     return _write_fusion(job, {}, rankings, provenance, evaluation_queries)
 
 
@@ -130,9 +127,8 @@ def tune_systems(
         cached_systems = [CachedSystem(system) for system in systems]  # a cache holds the scores of one query
         for weights, run in rankings.items():
             run.update(ExactFusion(method, weights)(cached_systems, [query], depth))
-    return best_weights(
-        {weights: evaluate(run, judgements, [measure]).mean[measure] for weights, run in rankings.items()}
-    )
+    values = {weights: evaluate(run, judgements, [measure]).mean[measure] for weights, run in rankings.items()}
+    return best_weights(values)
 
 
 def _read_rankings(source: RankingSource, remove: bool) -> Rankings:
@@ -262,21 +258,15 @@ def _write_fusion(
     print(evaluation_text({**systems, "fused": result}))
     emit_table({**systems, "fused": result})
     record = {"method": job.method, "k": job.k, **provenance}
-    dataset = queries.provenance(Policy(), job.removes_self_matches, "string")
-    write_measures(files, result, None, {"fused": record, "dataset": dataset, **_search_provenance(record)}, {})
+    origin = {"fused": record, "dataset": queries.provenance(Policy(), job.removes_self_matches, "string")}
+    if "corpus" in record:  # a fusion of systems, which have one corpus; those of run files are unknown
+        names = {"method": job.method, "weights": record["weights"], "systems": list(record["systems"].values())}
+        origin |= {
+            "checkpoint": {"step": 0, "digest": sha256_json(names)},
+            "config": {"fused": names},
+            "training_data": {},
+            "corpus": record["corpus"],
+            "search": {"k": job.k, "exact": record["exact"]},
+        }
+    write_measures(files, result, None, origin, {})
     return result
-
-
-def _search_provenance(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a search's provenance for a fusion of systems, which have one corpus; {} for a fusion of run
-    files, whose corpora are unknown."""
-    if "corpus" not in record:
-        return {}
-    settings = {"method": record["method"], "weights": record["weights"], "systems": list(record["systems"].values())}
-    return {
-        "checkpoint": {"step": 0, "digest": sha256_json(settings)},
-        "config": {"fused": settings},
-        "training_data": {},
-        "corpus": record["corpus"],
-        "search": {"k": record["k"], "exact": record["exact"]},
-    }

@@ -44,19 +44,13 @@ def open_systems(folders: Sequence[str], encoded_name: str = "") -> list[OpenSys
         FileNotFoundError, ValueError: a folder has no corpus of this name, or several.
     """
     systems = [
-        _open_bm25(folder, encoded_name) if _is_bm25(folder) else _open_run(folder, encoded_name) for folder in folders
+        (_open_run if Workdir(folder).contract.exists() else _open_bm25)(folder, encoded_name) for folder in folders
     ]
-    first = systems[0]
+    first, first_corpus = systems[0].folder, {"corpus": systems[0].corpus_identity}
     for system in systems[1:]:
         remedy = "Fuse systems of one corpus; encode and index the same file."
-        require_equal(
-            {"corpus": first.corpus_identity}, {"corpus": system.corpus_identity}, first.folder, system.folder, remedy
-        )
+        require_equal(first_corpus, {"corpus": system.corpus_identity}, first, system.folder, remedy)
     return systems
-
-
-def _is_bm25(folder: str) -> bool:
-    return not Workdir(folder).contract.exists()
 
 
 def _open_bm25(folder: str, encoded_name: str) -> OpenSystem:
@@ -76,6 +70,5 @@ def _open_run(folder: str, encoded_name: str) -> OpenSystem:
     searcher = Searcher(run, corpus_folder(run.workdir, encoded_name), many=True)
     if len(searcher.encoded_corpus.parts) > 1 or searcher.encoded_corpus.selection is not None:
         raise ValueError(f"{folder}: passages were appended or deleted; encode the current corpus before fusion")
-    return OpenSystem(
-        folder, DenseSystem(searcher), dict(searcher.encoded_corpus.corpus_identity), run.checkpoint["digest"]
-    )
+    identity = dict(searcher.encoded_corpus.corpus_identity)
+    return OpenSystem(folder, DenseSystem(searcher), identity, run.checkpoint["digest"])

@@ -150,14 +150,6 @@ def read_judged_texts(data: JudgedSource) -> JudgedTexts:
     return JudgedTexts(queries, passages, pairs)
 
 
-def pooling_weights(run: Run) -> dict[str, float] | None:
-    """Return name of a passage's vector -> its weight in the pooled vector at inference; None if all vectors are
-    searched. For pooling "scalar_mix" the weights are softmax(alpha) (MLR eq. 8)."""
-    names = run.model.module.head.vector_names()
-    weights = POOLINGS[run.config.pooling].weights(len(names), run.params.get("pooling", {}))
-    return None if weights is None else dict(zip(names, weights, strict=True))
-
-
 def diversity_path(workdir: Workdir, data: JudgedSource, step: int | None = None, name: str = "") -> Path:
     """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, or `eval/DATA.diversity.json` for a file.
 
@@ -198,7 +190,10 @@ def report_diversity(run: Run, data: JudgedSource, name: str = "") -> str:
     result = pairs.diversity()
     names = run.model.module.head.vector_names()
     winners = dict(zip(names, result.wins, strict=True))
-    mixture = pooling_weights(run)
+    # Weights in the pooled vector at inference; for pooling "scalar_mix", softmax(alpha) (MLR eq. 8). None: all vectors
+    # are searched.
+    weights = POOLINGS[run.config.pooling].weights(len(names), run.params.get("pooling", {}))
+    mixture = None if weights is None else dict(zip(names, weights, strict=True))
     pooling = {"name": run.config.pooling, "weights": mixture}
     values = {**vars(result), "wins": winners, "equal": result.equal, "pooling": pooling, "checkpoint": run.checkpoint}
     values["dataset"] = record
@@ -209,8 +204,8 @@ def report_diversity(run: Run, data: JudgedSource, name: str = "") -> str:
         f"1 - cos of two vectors of a passage, on average: {result.distance:.2g}",
     ]
     if mixture:
-        weights = ", ".join(f"{name} {weight:.4f}" for name, weight in mixture.items())
-        lines.append(f"weights of pooling {run.config.pooling!r} at inference: {weights}")
+        listing = ", ".join(f"{name} {weight:.4f}" for name, weight in mixture.items())
+        lines.append(f"weights of pooling {run.config.pooling!r} at inference: {listing}")
     if result.equal:
         lines.append("the vectors of a passage are equal except for rounding, so no winner is shown")
         return "\n".join([*lines, f"written to {path}"])

@@ -43,12 +43,6 @@ class SweepResults:
         """Return the results with the scores of further measures, which some points may lack."""
         return replace(self, scores=(*self.scores, *scores))
 
-    def to_text(self) -> str:
-        return self._render(aligned_table)
-
-    def to_markdown(self) -> str:
-        return self._render(markdown_table)
-
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value that `sweep_picture` reads."""
         return {
@@ -66,7 +60,7 @@ class SweepResults:
             "notes": list(self.notes),
         }
 
-    def _render(self, table: Callable[[Row, Sequence[Row], int], str]) -> str:
+    def to_text(self, table: Callable[[Row, Sequence[Row], int], str] = aligned_table) -> str:
         names, main = short_names(self.keys), self.measures[0]
         header = [*(names[key] for key in self.keys), "runs", *self.measures]
         header += [f"{main} minus baseline", "95 %", "Holm", "over runs"]
@@ -126,5 +120,5 @@ def write_sweep(results: SweepResults, folder: Path) -> Path:
     """Write results.md and results.json into the folder of a sweep, and return the path of the table."""
     write_json(folder / "results.json", results.to_json())
     with atomic_write(folder / "results.md") as file:
-        file.write(results.to_markdown() + "\n")
+        file.write(results.to_text(markdown_table) + "\n")
     return folder / "results.md"
