@@ -1,7 +1,7 @@
 """Detect and remove self-matches: passages with the id of their query, in data sets whose queries are passages.
 
 BEIR's evaluation drops a passage that has the query's id, in every data set. That is right where equal ids are equal
-texts (ArguAna: BM25 then has nDCG@10 .414 instead of .315) and wrong where queries and passages have their own numbers.
+texts (in ArguAna, a query would find itself first) and wrong where queries and passages have their own numbers.
 """
 
 from __future__ import annotations
