@@ -81,7 +81,10 @@ def temporaries(chips: str, attention: str, cases: list[tuple[Any, ...]]) -> lis
     if "cuDNN not found" in done.stderr:
         pytest.skip("cuDNN is not installed: pip install -r requirements-plan.txt, in a separate environment")
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    values = json.loads(done.stdout.splitlines()[-1])
+    for case, pair in zip(cases, values, strict=True):  # docs/scale.md has these lines, printed by pytest -s
+        print(chips, *case[:4], *(f"{size / 2**20:,.0f} MiB" for size in pair))
+    return values
 
 
 @pytest.mark.exhaustive
