@@ -26,9 +26,10 @@ from jaxret.models.encoders.stored import (
     SPREAD,
     Architecture,
     Classifier,
-    Key,
     at_least,
     one_of,
+    stored_field,
+    stored_keys,
 )
 from jaxret.types import HiddenStates, Tokens
 
@@ -37,18 +38,19 @@ from jaxret.types import HiddenStates, Tokens
 class BertConfig:
     """Shapes and constants of a BERT."""
 
-    vocab_size: int  # rows of the table of words
-    hidden_size: int  # width of hidden states
-    num_layers: int  # layers above the embeddings
-    num_heads: int  # heads of attention in a layer
-    intermediate_size: int  # width of the feed-forward network
-    max_positions: int  # rows of the table of positions
-    type_vocab_size: int = 2  # 0 for DistilBERT, which has no token types
-    hidden_act: str = "gelu"  # activation of the feed-forward network
-    layer_norm_eps: float = 1e-12  # added to the variance in norms
-    hidden_dropout: float = 0.1  # rate for the embeddings and the result of each block
-    attention_dropout: float = 0.1  # rate for attention weights
-    initializer_range: float = 0.02  # standard deviation of new parameters
+    vocab_size: int = stored_field("vocab_size")  # rows of the table of words
+    hidden_size: int = stored_field("hidden_size")  # width of hidden states
+    num_layers: int = stored_field("num_hidden_layers", LAYER_COUNT)  # layers above the embeddings
+    num_heads: int = stored_field("num_attention_heads")  # heads of attention in a layer
+    intermediate_size: int = stored_field("intermediate_size")  # width of the feed-forward network
+    max_positions: int = stored_field("max_position_embeddings")  # rows of the table of positions
+    type_vocab_size: int = stored_field("type_vocab_size", at_least(0), 2)  # 0 for DistilBERT, which has no token types
+    hidden_act: str = stored_field("hidden_act", one_of(*ACTIVATIONS), "gelu")  # activation of the feed-forward network
+    layer_norm_eps: float = stored_field("layer_norm_eps", POSITIVE, 1e-12)  # added to the variance in norms
+    # rate for the embeddings and the result of each block
+    hidden_dropout: float = stored_field("hidden_dropout_prob", DROPOUT, 0.1)
+    attention_dropout: float = stored_field("attention_probs_dropout_prob", DROPOUT, 0.1)  # rate for attention weights
+    initializer_range: float = stored_field("initializer_range", SPREAD, 0.02)  # standard deviation of new parameters
     first_position: int = 0  # 2 for RoBERTa, whose positions begin after the id of padding and do not count padding
     mlm_head: bool = False  # whether there is a head of masked language modelling
     model_type: str = "bert"  # name of the architecture in config.json
@@ -257,20 +259,7 @@ class Bert(nn.Module):
         return selection.collect(embeddings, intermediate, last, layout)
 
 
-BERT_KEYS = {
-    "vocab_size": Key("vocab_size"),
-    "hidden_size": Key("hidden_size"),
-    "num_layers": Key("num_hidden_layers", LAYER_COUNT),
-    "num_heads": Key("num_attention_heads"),
-    "intermediate_size": Key("intermediate_size"),
-    "max_positions": Key("max_position_embeddings"),
-    "type_vocab_size": Key("type_vocab_size", at_least(0), 2),
-    "hidden_act": Key("hidden_act", one_of(*ACTIVATIONS), "gelu"),
-    "layer_norm_eps": Key("layer_norm_eps", POSITIVE, 1e-12),
-    "hidden_dropout": Key("hidden_dropout_prob", DROPOUT, 0.1),
-    "attention_dropout": Key("attention_probs_dropout_prob", DROPOUT, 0.1),
-    "initializer_range": Key("initializer_range", SPREAD, 0.02),
-}
+BERT_KEYS = stored_keys(BertConfig)
 BERT_NAMES = {
     "embeddings/word": "embeddings.word_embeddings",
     "embeddings/position": "embeddings.position_embeddings",

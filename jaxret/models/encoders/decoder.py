@@ -28,6 +28,7 @@ from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, s
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
+from jaxret.models.encoders.stored import DROPOUT, LAYER_COUNT, POSITIVE, SPREAD, one_of, stored_field
 from jaxret.models.encoders.window import FAR, WindowMask
 from jaxret.types import HiddenStates, Tokens
 
@@ -46,32 +47,39 @@ GATES = ACTIVATIONS | {"silu": jax.nn.silu}
 class DecoderConfig:
     """Shapes and constants of a language model. `head_size` x `num_heads` need not be `hidden_size`."""
 
-    vocab_size: int  # rows of the table of words
-    hidden_size: int  # width of hidden states
-    num_layers: int  # layers above the embeddings
-    num_heads: int  # heads of attention in a layer
-    num_kv_heads: int  # heads of keys and values; each serves num_heads / num_kv_heads query heads
-    head_size: int  # width of a head
-    intermediate_size: int  # width of the feed-forward network
-    max_positions: int  # longest input, in tokens
-    hidden_act: str = "silu"  # activation of the feed-forward network
-    norm_eps: Number = 1e-6  # added to the mean square in norms
+    vocab_size: int = stored_field("vocab_size")  # rows of the table of words
+    hidden_size: int = stored_field("hidden_size")  # width of hidden states
+    num_layers: int = stored_field("num_hidden_layers", LAYER_COUNT)  # layers above the embeddings
+    num_heads: int = stored_field("num_attention_heads")  # heads of attention in a layer
+    # heads of keys and values; each serves num_heads / num_kv_heads query heads
+    num_kv_heads: int = stored_field("num_key_value_heads")
+    head_size: int = stored_field("head_dim")  # width of a head
+    intermediate_size: int = stored_field("intermediate_size")  # width of the feed-forward network
+    max_positions: int = stored_field("max_position_embeddings")  # longest input, in tokens
+    hidden_act: str = stored_field("hidden_act", one_of(*GATES), "silu")  # activation of the feed-forward network
+    norm_eps: Number = stored_field("rms_norm_eps", POSITIVE, 1e-6)  # added to the mean square in norms
     attention_bias: bool = False  # whether the dense layers of attention have biases
     mlp_bias: bool = False  # whether the dense layers of the feed-forward network have biases
-    theta: Number = 10_000.0  # base of the rotary rates, theta ** -(2i / head_size)
+    # base of the rotary rates, theta ** -(2i / head_size)
+    theta: Number = stored_field("rope_theta", POSITIVE, 10_000.0)
     local_theta: Number = 0.0  # theta of layers with a window; 0: the same theta
-    rope_type: str = "default"  # scaling of theta's rates: default (none), linear or llama3
-    rope_factor: Number = 1.0  # for linear and llama3: divisor of the scaled rates
-    rope_low: Number = 1.0  # for llama3: rates of wavelengths above rope_original / rope_low are scaled
-    rope_high: Number = 4.0  # for llama3: rates of wavelengths below rope_original / rope_high are not scaled
-    rope_original: int = 8192  # for llama3: longest text, in tokens, before the extension to longer texts
+    # scaling of theta's rates: default (none), linear or llama3
+    rope_type: str = stored_field("rope_type", one_of("default", "linear", "llama3"), "default")
+    rope_factor: Number = stored_field("factor", POSITIVE, 1.0)  # for linear and llama3: divisor of the scaled rates
+    # for llama3: rates of wavelengths above rope_original / rope_low are scaled
+    rope_low: Number = stored_field("low_freq_factor", POSITIVE, 1.0)
+    # for llama3: rates of wavelengths below rope_original / rope_high are not scaled
+    rope_high: Number = stored_field("high_freq_factor", POSITIVE, 4.0)
+    # for llama3: longest text, in tokens, before the extension to longer texts
+    rope_original: int = stored_field("original_max_position_embeddings", default=8192)
     window: int = 0  # tokens that a token attends to in layers with a window; 0: no layer has one
     first_window: int = 0  # the first layer with a window
     global_every: int = 0  # every n-th layer has no window; 0: all layers from first_window on have one
     query_scalar: Number = 0.0  # scores are divided by its square root; 0: by the square root of head_size
-    causal: bool = True  # whether a token attends only to itself and those before it
-    attention_dropout: Number = 0.0  # rate for attention weights
-    initializer_range: Number = 0.02  # standard deviation of new parameters
+    # whether a token attends only to itself and those before it
+    causal: bool = stored_field("is_causal", one_of(False, True), True)
+    attention_dropout: Number = stored_field("attention_dropout", DROPOUT, 0.0)  # rate for attention weights
+    initializer_range: Number = stored_field("initializer_range", SPREAD, 0.02)  # standard deviation of new parameters
     normalize_intermediate: bool = False  # whether intermediate states get the final norm
     model_type: str = "llama"  # name of the architecture in config.json
 

@@ -6,27 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxret.models.encoders import rope
-from jaxret.models.encoders.decoder import GATES, Decoder, DecoderConfig
-from jaxret.models.encoders.stored import DROPOUT, LAYER_COUNT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
+from jaxret.models.encoders.decoder import Decoder, DecoderConfig
+from jaxret.models.encoders.stored import Architecture, Key, at_least, one_of, stored_keys
 
 FLAG = one_of(False, True)
-LLAMA_KEYS = {
-    "vocab_size": Key("vocab_size"),
-    "hidden_size": Key("hidden_size"),
-    "num_layers": Key("num_hidden_layers", LAYER_COUNT),
-    "num_heads": Key("num_attention_heads"),
-    "num_kv_heads": Key("num_key_value_heads"),
-    "head_size": Key("head_dim"),
-    "intermediate_size": Key("intermediate_size"),
-    "max_positions": Key("max_position_embeddings"),
-    "hidden_act": Key("hidden_act", one_of(*GATES), "silu"),
-    "norm_eps": Key("rms_norm_eps", POSITIVE, 1e-6),
-    "theta": Key("rope_theta", POSITIVE, 10_000.0),
-    **rope.ROPE_KEYS,
-    "causal": Key("is_causal", FLAG, True),
-    "attention_dropout": Key("attention_dropout", DROPOUT, 0.0),
-    "initializer_range": Key("initializer_range", SPREAD, 0.02),
-}
+LLAMA_KEYS = stored_keys(DecoderConfig)
 BIAS = {"attention_bias": Key("attention_bias", FLAG, False)}
 WINDOW = {"window": Key("sliding_window", at_least(0))}
 DECODER_ONLY = {"partial_rotary_factor": 1.0}

@@ -33,9 +33,10 @@ from jaxret.models.encoders.stored import (
     SPREAD,
     Architecture,
     Classifier,
-    Key,
     at_least,
     one_of,
+    stored_field,
+    stored_keys,
 )
 from jaxret.models.encoders.window import FAR, WindowMask
 from jaxret.types import HiddenStates, Tokens
@@ -49,25 +50,31 @@ MODERNBERT_LACKS = {
 class ModernBertConfig:
     """Shapes and constants of a ModernBERT."""
 
-    vocab_size: int  # rows of the table of words
-    hidden_size: int  # width of hidden states
-    num_layers: int  # layers above the embeddings
-    num_heads: int  # heads of attention in a layer
-    intermediate_size: int  # width of the feed-forward network
-    max_positions: int  # longest input, in tokens
-    hidden_act: str = "gelu"  # activation of the feed-forward network
-    norm_eps: float = 1e-5  # added to the variance in norms
-    global_every: int = 3  # layer 0 and every n-th layer after it are global
-    local_window: int = 128  # tokens of a window in the other layers, half of them on each side
-    global_theta: float = 160_000.0  # base of the rotary rates in global layers
-    local_theta: float = 10_000.0  # base of the rotary rates in the other layers
-    attention_dropout: float = 0.0  # rate for attention weights
-    mlp_dropout: float = 0.0  # rate inside of feed-forward networks
-    embedding_dropout: float = 0.0  # rate for the embeddings
-    initializer_range: float = 0.02  # standard deviation of new parameters
+    vocab_size: int = stored_field("vocab_size")  # rows of the table of words
+    hidden_size: int = stored_field("hidden_size")  # width of hidden states
+    num_layers: int = stored_field("num_hidden_layers", LAYER_COUNT)  # layers above the embeddings
+    num_heads: int = stored_field("num_attention_heads")  # heads of attention in a layer
+    intermediate_size: int = stored_field("intermediate_size")  # width of the feed-forward network
+    max_positions: int = stored_field("max_position_embeddings")  # longest input, in tokens
+    # activation of the feed-forward network
+    hidden_act: str = stored_field("hidden_activation", one_of(*ACTIVATIONS), "gelu")
+    norm_eps: float = stored_field("norm_eps", POSITIVE, 1e-5)  # added to the variance in norms
+    # layer 0 and every n-th layer after it are global
+    global_every: int = stored_field("global_attn_every_n_layers", default=3)
+    # tokens of a window in the other layers, half of them on each side
+    local_window: int = stored_field("local_attention", at_least(0), 128)
+    # base of the rotary rates in global layers
+    global_theta: float = stored_field("global_rope_theta", POSITIVE, 160_000.0)
+    # base of the rotary rates in the other layers
+    local_theta: float = stored_field("local_rope_theta", POSITIVE, 10_000.0)
+    attention_dropout: float = stored_field("attention_dropout", DROPOUT, 0.0)  # rate for attention weights
+    mlp_dropout: float = stored_field("mlp_dropout", DROPOUT, 0.0)  # rate inside of feed-forward networks
+    embedding_dropout: float = stored_field("embedding_dropout", DROPOUT, 0.0)  # rate for the embeddings
+    initializer_range: float = stored_field("initializer_range", SPREAD, 0.02)  # standard deviation of new parameters
     normalize_intermediate: bool = False  # whether intermediate states get the final norm
     mlm_head: bool = False  # whether there is a head of masked language modelling
-    classifier_pooling: str = "cls"  # "cls" or "mean": the state that a cross-encoder scores; retrievers ignore it
+    # "cls" or "mean": the state that a cross-encoder scores; retrievers ignore it
+    classifier_pooling: str = stored_field("classifier_pooling", one_of("cls", "mean"), "cls")
     model_type: str = "modernbert"  # name of the architecture in config.json
 
     @property
@@ -294,25 +301,6 @@ def layer_reaches(config: ModernBertConfig) -> list[int]:
     return [config.local_window // 2 if layer % config.global_every else FAR for layer in range(config.num_layers)]
 
 
-MODERNBERT_KEYS = {
-    "vocab_size": Key("vocab_size"),
-    "hidden_size": Key("hidden_size"),
-    "num_layers": Key("num_hidden_layers", LAYER_COUNT),
-    "num_heads": Key("num_attention_heads"),
-    "intermediate_size": Key("intermediate_size"),
-    "max_positions": Key("max_position_embeddings"),
-    "hidden_act": Key("hidden_activation", one_of(*ACTIVATIONS), "gelu"),
-    "norm_eps": Key("norm_eps", POSITIVE, 1e-5),
-    "global_every": Key("global_attn_every_n_layers", default=3),
-    "local_window": Key("local_attention", at_least(0), 128),
-    "global_theta": Key("global_rope_theta", POSITIVE, 160_000.0),
-    "local_theta": Key("local_rope_theta", POSITIVE, 10_000.0),
-    "attention_dropout": Key("attention_dropout", DROPOUT, 0.0),
-    "mlp_dropout": Key("mlp_dropout", DROPOUT, 0.0),
-    "embedding_dropout": Key("embedding_dropout", DROPOUT, 0.0),
-    "initializer_range": Key("initializer_range", SPREAD, 0.02),
-    "classifier_pooling": Key("classifier_pooling", one_of("cls", "mean"), "cls"),
-}
 MODERNBERT_ONLY = {
     "norm_bias": False,
     "attention_bias": False,
@@ -379,7 +367,7 @@ ARCHITECTURE = Architecture(
     "modernbert",
     ModernBertConfig,
     ModernBert,
-    MODERNBERT_KEYS,
+    stored_keys(ModernBertConfig),
     lambda _: MODERNBERT_NAMES,
     class_name="ModernBertModel",
     prefix="model.",

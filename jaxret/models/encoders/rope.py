@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxret.models.encoders.stored import POSITIVE, Key, one_of
+from jaxret.models.encoders.decoder import DecoderConfig
+from jaxret.models.encoders.stored import stored_keys
 
 _SCALINGS: dict[str, dict[str, str]] = {  # rope_type -> {key of config.json: field of DecoderConfig}
     "default": {},
@@ -18,13 +19,8 @@ _SCALINGS: dict[str, dict[str, str]] = {  # rope_type -> {key of config.json: fi
         "original_max_position_embeddings": "rope_original",
     },
 }
-ROPE_KEYS = {  # keys that `flatten_rope` returns
-    "rope_type": Key("rope_type", one_of(*_SCALINGS), "default"),
-    "rope_factor": Key("factor", POSITIVE, 1.0),
-    "rope_low": Key("low_freq_factor", POSITIVE, 1.0),
-    "rope_high": Key("high_freq_factor", POSITIVE, 4.0),
-    "rope_original": Key("original_max_position_embeddings", default=8192),
-}
+# keys that `flatten_rope` returns
+ROPE_KEYS = {name: key for name, key in stored_keys(DecoderConfig).items() if name.startswith("rope_")}
 
 
 def flatten_rope(name: str, parameters: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 REQUIRED = object()  # a key without a default
@@ -48,16 +48,18 @@ class Key:
     offset: int = 0
 
 
+def stored_field(name: str, values: Values = COUNT, default: Any = REQUIRED) -> Any:
+    """Return a field of an encoder's config that is a key of config.json."""
+    return field(default=MISSING if default is REQUIRED else default, metadata={"key": Key(name, values, default)})
+
+
+def stored_keys(config: type) -> dict[str, Key]:
+    """Return field -> key of config.json, for the fields of a config that `stored_field` made."""
+    return {entry.name: entry.metadata["key"] for entry in fields(config) if entry.metadata}
+
+
 # Options of any config.json that change the computation -> the only implemented value.
 PLAIN: dict[str, Any] = {"is_decoder": False, "pruned_heads": {}, "quantization_config": None}
-
-
-def _as_it_is(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return raw
-
-
-def _nothing(_: Any) -> Iterator[tuple[str, str]]:
-    return iter(())
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,9 @@ class Architecture:
     prefix: str = ""  # prefix of every tensor's name in models with a head
     only: Mapping[str, Any] = field(default_factory=dict)  # more options like PLAIN
     # Returns config.json with the keys of `keys`; raises ValueError if that is impossible.
-    translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
+    translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda raw: raw
     # config -> (field, requirement) of values that conflict
-    check: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
+    check: Callable[[Any], Iterator[tuple[str, str]]] = lambda config: iter(())
     extra: Mapping[str, Any] = field(default_factory=dict)  # more keys that transformers needs in config.json
     buffers: tuple[str, ...] = ()  # name prefixes of stored tensors that are not weights of the encoder
     buffer_endings: tuple[str, ...] = ()  # name endings of such tensors

@@ -23,7 +23,16 @@ from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, s
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.encoders.stored import DROPOUT, LAYER_COUNT, POSITIVE, SPREAD, Architecture, Key, one_of
+from jaxret.models.encoders.stored import (
+    DROPOUT,
+    LAYER_COUNT,
+    POSITIVE,
+    SPREAD,
+    Architecture,
+    one_of,
+    stored_field,
+    stored_keys,
+)
 from jaxret.types import HiddenStates, Tokens
 
 T5_LACKS = {
@@ -45,18 +54,24 @@ def activation(feed_forward: str) -> tuple[bool, str]:
 class T5Config:
     """Shapes and constants of a T5 encoder. `head_size` x `num_heads` need not be `hidden_size`."""
 
-    vocab_size: int  # rows of the table of words
-    hidden_size: int  # width of hidden states
-    num_layers: int  # layers above the embeddings
-    num_heads: int  # heads of attention in a layer
-    head_size: int  # width of a head
-    intermediate_size: int  # width of the feed-forward network
-    feed_forward: str = "relu"  # "relu" (v1.0) or "gated-gelu" (v1.1)
-    buckets: int = 32  # buckets of relative positions
-    max_distance: int = 128  # all distances from here on share a bucket
-    layer_norm_eps: float = 1e-6  # added to the mean square in norms
-    dropout: float = 0.1  # rate for the embeddings, attention weights and the result of each block
-    initializer_factor: float = 1.0  # factor of the standard deviations of new parameters
+    vocab_size: int = stored_field("vocab_size")  # rows of the table of words
+    hidden_size: int = stored_field("d_model")  # width of hidden states
+    num_layers: int = stored_field("num_layers", LAYER_COUNT)  # layers above the embeddings
+    num_heads: int = stored_field("num_heads")  # heads of attention in a layer
+    head_size: int = stored_field("d_kv")  # width of a head
+    intermediate_size: int = stored_field("d_ff")  # width of the feed-forward network
+    # "relu" (v1.0) or "gated-gelu" (v1.1)
+    feed_forward: str = stored_field(
+        "feed_forward_proj", one_of(*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)), "relu"
+    )
+    buckets: int = stored_field("relative_attention_num_buckets", default=32)  # buckets of relative positions
+    # all distances from here on share a bucket
+    max_distance: int = stored_field("relative_attention_max_distance", default=128)
+    layer_norm_eps: float = stored_field("layer_norm_epsilon", POSITIVE, 1e-6)  # added to the mean square in norms
+    # rate for the embeddings, attention weights and the result of each block
+    dropout: float = stored_field("dropout_rate", DROPOUT, 0.1)
+    # factor of the standard deviations of new parameters
+    initializer_factor: float = stored_field("initializer_factor", SPREAD, 1.0)
     normalize_intermediate: bool = False  # whether intermediate states get the final norm
     model_type: str = "t5"  # name of the architecture in config.json
 
@@ -179,20 +194,6 @@ class T5(nn.Module):
         return selection.collect(embeddings, intermediate, last, layout)
 
 
-T5_KEYS = {
-    "vocab_size": Key("vocab_size"),
-    "hidden_size": Key("d_model"),
-    "num_layers": Key("num_layers", LAYER_COUNT),
-    "num_heads": Key("num_heads"),
-    "head_size": Key("d_kv"),
-    "intermediate_size": Key("d_ff"),
-    "feed_forward": Key("feed_forward_proj", one_of(*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)), "relu"),
-    "buckets": Key("relative_attention_num_buckets", default=32),
-    "max_distance": Key("relative_attention_max_distance", default=128),
-    "layer_norm_eps": Key("layer_norm_epsilon", POSITIVE, 1e-6),
-    "dropout": Key("dropout_rate", DROPOUT, 0.1),
-    "initializer_factor": Key("initializer_factor", SPREAD, 1.0),
-}
 T5_NAMES = {
     "word": "shared",
     "position_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -234,7 +235,7 @@ ARCHITECTURE = Architecture(
     "t5",
     T5Config,
     T5,
-    T5_KEYS,
+    stored_keys(T5Config),
     lambda config: T5_NAMES | (GATED if config.gated else UNGATED),
     class_name="T5EncoderModel",
     translate=translate_t5,
