@@ -19,6 +19,16 @@ _LONGEST_NAME = 200  # bytes of the name of a corpus or data set; most disks all
 _LONGEST_JOB_NAME = 216  # bytes of the name of a job: an operation, and the name of a corpus or data set
 
 
+class _Part:
+    """The path of a file or folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: Workdir, kind: type[Workdir]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class Workdir:
     """The folder of a run and the paths in it; no file is created.
@@ -28,6 +38,24 @@ class Workdir:
     """
 
     path: Path
+    config = _Part("config.json")  # written last, so a folder with it is a run
+    history = _Part("history.jsonl")  # a line for each change of the config when the run was resumed
+    contract = _Part("contract.json")
+    data = _Part("data.json")  # digests of the training data
+    lineage = _Part("lineage.json")  # origin of a recipe's stage, without seeds; other runs do not have this file
+    environment = _Part("env.json")
+    parameters = _Part("parameters.json")  # names, shapes and types of the arrays in a checkpoint
+    seal = _Part("seal.json")  # digests of the files that must not change
+    encoder = _Part("encoder")  # the encoder's config.json and tokenizer, copied at the start of the run
+    # settings in the encoder's sentence-transformers directory, if it was one
+    encoder_settings = _Part("encoder/stated.json")
+    # the original model's pooler, which exports need; it exists only if the model had one
+    pooler = _Part("encoder/pooler.safetensors")
+    checkpoints = _Part("checkpoints")
+    metrics = _Part("metrics.jsonl")
+    tensorboard = _Part("tensorboard")
+    profile = _Part("profile")
+    trackers = _Part("trackers.json")  # the run's ids at experiment trackers, and the last lines that were sent
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not os.fspath(path):  # Path("") is the current folder, which an unset variable must not mean
@@ -48,80 +76,6 @@ class Workdir:
     def name(self) -> str:
         """Return the name of the run in results: the last part of its path."""
         return self.path.resolve().name if self.path.name in ("", "..") else self.path.name
-
-    @property
-    def config(self) -> Path:
-        """Return the path of the config. It is written last, so a folder with it is a run."""
-        return self.path / "config.json"
-
-    @property
-    def history(self) -> Path:
-        """Return the path of the history, with a line for each change of the config when the run was resumed."""
-        return self.path / "history.jsonl"
-
-    @property
-    def contract(self) -> Path:
-        return self.path / "contract.json"
-
-    @property
-    def data(self) -> Path:
-        """Return the path of the digests of the training data."""
-        return self.path / "data.json"
-
-    @property
-    def lineage(self) -> Path:
-        """Return the path of the origin of a recipe's stage, without seeds. Other runs do not have this file."""
-        return self.path / "lineage.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "env.json"
-
-    @property
-    def parameters(self) -> Path:
-        """Return the path of the names, shapes and types of the arrays in a checkpoint."""
-        return self.path / "parameters.json"
-
-    @property
-    def seal(self) -> Path:
-        """Return the path of the digests of the files that must not change."""
-        return self.path / "seal.json"
-
-    @property
-    def encoder(self) -> Path:
-        """Return the folder of the encoder's config.json and tokenizer, copied at the start of the run."""
-        return self.path / "encoder"
-
-    @property
-    def encoder_settings(self) -> Path:
-        """Return the path of the settings in the encoder's sentence-transformers directory, if it was one."""
-        return self.encoder / "stated.json"
-
-    @property
-    def pooler(self) -> Path:
-        """Return the path of the original model's pooler, which exports need; it exists only if the model had one."""
-        return self.encoder / "pooler.safetensors"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def profile(self) -> Path:
-        return self.path / "profile"
-
-    @property
-    def trackers(self) -> Path:
-        """Return the path of the run's ids at experiment trackers, and of the last lines that were sent."""
-        return self.path / "trackers.json"
 
     @property
     def corpora(self) -> tuple[str, ...]:

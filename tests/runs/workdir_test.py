@@ -12,8 +12,8 @@ from jaxret.runs.workdir import Workdir
 
 def test_paths_are_inside_the_folder_and_distinct(tmp_path: Path) -> None:
     workdir = Workdir(tmp_path / "mlr")
-    fixed = [getattr(workdir, name) for name in vars(Workdir) if isinstance(vars(Workdir)[name], property)]
-    paths = [path for path in fixed if isinstance(path, Path)]
+    parts = [name for name, value in vars(Workdir).items() if hasattr(value, "__get__") and not callable(value)]
+    paths = [path for name in parts if isinstance(path := getattr(workdir, name), Path)]
     paths += [workdir.embeddings("wiki"), workdir.rankings("nq.test"), workdir.evaluation("nq.test")]
     paths += [workdir.encoding_time("wiki")]
     assert len(set(paths)) == len(paths) == 20
