@@ -150,6 +150,25 @@ def shardings(mesh: Mesh, tree: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
+def parameter_specs(mesh: Mesh, tree: Tree) -> Tree:
+    """Return the partition of every leaf, see `shardings`, for shard_map."""
+    return jax.tree.map(lambda sharding: sharding.spec, shardings(mesh, tree))
+
+
+def sharded_shapes(mesh: Mesh, tree: Tree) -> Tree:
+    """Return the shapes and types of the leaves with their `shardings`."""
+
+    def shape(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(shape, tree, shardings(mesh, tree))
+
+
+def place_tree(mesh: Mesh, tree: Tree) -> Tree:
+    """Return the leaves on the mesh with their `shardings`, see `place_leaf`."""
+    return jax.tree.map(place_leaf, tree, shardings(mesh, tree))
+
+
 @dataclass(frozen=True)
 class ParameterGatherer:
     """Gathers the parameters that a device needs inside `jax.shard_map`, and reduces their gradients.

@@ -19,6 +19,7 @@ from jaxret.parallel.mesh import (
     ROW_AXES,
     ParameterGatherer,
     Program,
+    parameter_specs,
     replicated_sharding,
     row_parts,
     row_sharding,
@@ -159,7 +160,7 @@ class Embedder:
         def encode(params: Any, tokens: Tokens) -> Any:
             return transform(forward.encode(gatherer.gather_at_entry(params), tokens, side))
 
-        specs = jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, self.params))
+        specs = parameter_specs(self.mesh, self.params)
         return jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROW_AXES)), out_specs=P(ROW_AXES))
 
     def __call__(

@@ -31,7 +31,7 @@ from jaxret.models.lora import BASE, cast_base, make_adapters, merge_adapters, w
 from jaxret.models.model import Model, ModelT, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever_model import RetrieverModel, encoder_config, make_retriever_model
-from jaxret.parallel.mesh import make_mesh, map_with_names, place_leaf, shardings
+from jaxret.parallel.mesh import make_mesh, map_with_names, place_tree, sharded_shapes
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.base_weights import encoder_of_base, read_base
 from jaxret.runs.contract import DIMENSION, make_contract, of_whole_vectors, require_same_contract
@@ -195,10 +195,10 @@ Run: TypeAlias = OpenedRun[RetrieverModel]
 class RunOverrides:
     """Settings of a run that may differ from its training; None: the same as in training."""
 
-    query_length: int | None = None
-    passage_length: int | None = None
-    tokens_per_batch: int | None = None
-    attention: str | None = None
+    query_length: int | None = None  # upper bound of a query's length in tokens
+    passage_length: int | None = None  # upper bound of a passage's length in tokens
+    tokens_per_batch: int | None = None  # approximate tokens of a batch
+    attention: str | None = None  # implementation of attention
 
 
 def make_embedder(
@@ -256,22 +256,8 @@ def stored_config(workdir: Workdir) -> ConfigDict:
     return ConfigDict(complete_config(config))
 
 
-def open_run(
-    workdir: str | os.PathLike[str],
-    checkpoint: str = "best",
-    query_length: int | None = None,
-    passage_length: int | None = None,
-    tokens_per_batch: int | None = None,
-    attention: str | None = None,
-) -> Run:
-    """Open a run of a retriever.
-
-    Args:
-        checkpoint: "best", "last" or a step.
-        query_length: upper bound of a query's length in tokens; None: as in training.
-        passage_length: upper bound of a passage's length in tokens; None: as in training.
-        tokens_per_batch: approximate tokens of a batch; None: as in training.
-        attention: implementation of attention; None: as in training.
+def open_run(workdir: str | os.PathLike[str], checkpoint: str = "best", **overrides: Any) -> Run:
+    """Open a run of a retriever, with `checkpoint` "best", "last" or a step. `overrides` are fields of `RunOverrides`.
 
     Raises:
         FileNotFoundError: the folder is not a run.
@@ -279,13 +265,7 @@ def open_run(
         ContractError: files of the run were changed since training.
         ValueError: the encoder does not support a length, or the attention does not run here.
     """
-    return open_model(
-        workdir,
-        "retrieval",
-        make_retriever_model,
-        checkpoint,
-        RunOverrides(query_length, passage_length, tokens_per_batch, attention),
-    )
+    return open_model(workdir, "retrieval", make_retriever_model, checkpoint, RunOverrides(**overrides))
 
 
 # Task -> name of its models, and the commands that use them.
@@ -410,12 +390,7 @@ def restore_trained(
         mesh: the devices.
     """
     shapes = stored_shapes(workdir) or trained_shapes(config, model)
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings(mesh, shapes),
-    )
-    return checkpoints.restore(step, abstract)[0]
+    return checkpoints.restore(step, sharded_shapes(mesh, shapes))[0]
 
 
 def merged_parameters(run: OpenedRun[Any]) -> Params:
@@ -424,7 +399,7 @@ def merged_parameters(run: OpenedRun[Any]) -> Params:
     adapters = make_adapters(run.config.lora, run.model.module.config)
     assert adapters is not None  # the config has adapters
     params = merge_adapters(join_parameters(jax.device_get(run.params), base_encoders(run)), adapters.scaling)
-    return jax.tree.map(place_leaf, params, shardings(run.mesh, params))
+    return place_tree(run.mesh, params)
 
 
 def trained_parameters(run: OpenedRun[Any]) -> Params:

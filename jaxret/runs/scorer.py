@@ -17,6 +17,7 @@ from jaxret.parallel.mesh import (
     ROW_AXES,
     ParameterGatherer,
     Program,
+    parameter_specs,
     replicated_sharding,
     row_sharding,
     shard_whole_batch,
@@ -50,16 +51,16 @@ class PairScorer:
         """The program (params, pairs) -> scores [N], compiled once per shape; rows are split over devices."""
         if "score" not in self.program_cache:
             gatherer = ParameterGatherer.of(self.mesh, self.model.compute.dtype)
-            model, param_shardings = self.model.with_gatherer(gatherer), shardings(self.mesh, self.params)
+            model = self.model.with_gatherer(gatherer)
 
             def score(params: Any, pairs: Tokens) -> jax.Array:
                 return model.score(gatherer.gather_at_entry(params), pairs)
 
-            specs = jax.tree.map(lambda sharding: sharding.spec, param_shardings)
+            specs = parameter_specs(self.mesh, self.params)
             sharded_score = jax.shard_map(score, mesh=self.mesh, in_specs=(specs, P(ROW_AXES)), out_specs=P(ROW_AXES))
             self.program_cache["score"] = Program(
                 sharded_score,
-                in_shardings=(param_shardings, row_sharding(self.mesh)),
+                in_shardings=(shardings(self.mesh, self.params), row_sharding(self.mesh)),
                 out_shardings=replicated_sharding(self.mesh),
             )
         return self.program_cache["score"]

@@ -20,8 +20,8 @@ from jaxret.parallel.mesh import (
     is_one_cpu,
     map_with_names,
     parameter_spec,
+    parameter_specs,
     row_parts,
-    shardings,
     split_axes,
 )
 from jaxret.training.losses.grad_cache import count_chunks
@@ -113,7 +113,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
                 gathered_params = gatherer.gather_at_entry(params)
             return compute(model, gathered_params, inputs, key)
 
-        specs = self.copies_specs(params) if self.from_copies else self.specs(params)
+        specs = self.copies_specs(params) if self.from_copies else parameter_specs(self.mesh, params)
         sharded_compute = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROW_AXES), P()), out_specs=P(ROW_AXES))
         return sharded_compute(params, inputs, key)
 
@@ -122,10 +122,6 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         compute = self.model.compute
         frozen = compute.adapters is not None
         return ParameterGatherer.of(self.mesh, compute.dtype, self.reduce_dtype, at_once=at_once, frozen=frozen)
-
-    def specs(self, params: Params) -> Any:
-        """Return the partition specs of parameters, for shard_map."""
-        return jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, params))
 
     def copies_specs(self, params: Params) -> Any:
         """Return the partition specs of the parameters that `copies` returns, for shard_map."""
@@ -151,7 +147,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
             gathered_params = gatherer.gather_at_entry(params)
             return map_with_names(lambda name, x: x if gatherer.in_scan(name) else x[None], gathered_params)
 
-        specs, copies_specs = self.specs(params), self.copies_specs(params)
+        specs, copies_specs = parameter_specs(self.mesh, params), self.copies_specs(params)
         return jax.shard_map(copy, mesh=self.mesh, in_specs=(specs,), out_specs=copies_specs)(params)
 
 

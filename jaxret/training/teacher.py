@@ -9,7 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxret.models.retriever_model import RetrieverModel, encoder_config, make_retriever_model
-from jaxret.parallel.mesh import place_leaf, shardings
+from jaxret.parallel.mesh import place_tree
 from jaxret.runs.contract import DIMENSION, LENGTHS
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import choose_checkpoint, config_of_task, open_checkpoints, open_run
@@ -98,5 +98,4 @@ def load_teacher(job: AnyJob, contract: Mapping[str, Any]) -> tuple[Params | Non
         stored_record = {key: value for key, value in job.data_record.items() if key == "teacher"}
         remedy = "Restore the checkpoint that the run learned from, or choose another --workdir."
         require_equal(stored_record, record, str(job.workdir.data), f"the best checkpoint of {source}", remedy)
-    params = jax.device_get(teacher.params)
-    return jax.tree.map(place_leaf, params, shardings(job.mesh, params)), record
+    return place_tree(job.mesh, jax.device_get(teacher.params)), record

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from jaxret.models.lora import BASE, cast_base
 from jaxret.models.model import Model
 from jaxret.models.partition import divide_parameters, frozen_pattern, join_parameters
-from jaxret.parallel.mesh import place_leaf, replicated_sharding, shardings
+from jaxret.parallel.mesh import place_tree, replicated_sharding, sharded_shapes, shardings
 from jaxret.storage.checkpoint import Checkpoints
 from jaxret.types import Params
 
@@ -103,9 +103,7 @@ def place_state(
         rule: settings that decide whether there are frozen parameters, a moving average, and a counter of skipped
             updates.
     """
-    trainable_params, frozen_params = (
-        jax.tree.map(place_leaf, part, shardings(mesh, part)) for part in rule.divide(params)
-    )
+    trainable_params, frozen_params = (place_tree(mesh, part) for part in rule.divide(params))
 
     def without_params(params: Params) -> TrainState:
         return replace(new_state(params, optimizer, rule), params=None)
@@ -156,14 +154,9 @@ def restore_state(
         return new_state(model.init(key), optimizer, replace(rule, skip_nonfinite=int(counted)))
 
     abstract = jax.eval_shape(shapes, jax.random.key(0))
-    abstract_params = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        abstract,
-        shardings(mesh, abstract),
-    )
-    restored_params, progress = checkpoints.restore(step, *checkpoint_trees(abstract_params, rule))
+    restored_params, progress = checkpoints.restore(step, *checkpoint_trees(sharded_shapes(mesh, abstract), rule))
     if base:
-        base = jax.tree.map(place_leaf, cast_base(base, rule.base_dtype), shardings(mesh, base))
+        base = place_tree(mesh, cast_base(base, rule.base_dtype))
     weights, frozen_params = divide_parameters(join_parameters(restored_params, base), rule.frozen_pattern)
     ema = weights if rule.ema else None
     zero = jax.device_put(jnp.int32(0), replicated_sharding(mesh))

@@ -114,9 +114,8 @@ def winning_vectors(
     """
     checkpoint = run.results[result]["provenance"]["checkpoint"]
     search = run.results[result]["provenance"]["search"]
-    full_run = open_run(
-        run.workdir, str(checkpoint["step"]), search.get("query_length"), passage_length=search.get("passage_length")
-    ).with_dimension(search.get("dimension", 0))
+    lengths = {key: search.get(key) for key in ("query_length", "passage_length")}
+    full_run = open_run(run.workdir, str(checkpoint["step"]), **lengths).with_dimension(search.get("dimension", 0))
     if full_run.checkpoint["digest"] != checkpoint["digest"]:
         raise ContractError(f"checkpoint {checkpoint['step']} of {run.workdir} has changed since the evaluation")
     passages = {passage.id: passage for query_hits in hits.values() for passage in query_hits}
