@@ -27,9 +27,9 @@ from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
 from jaxret.parallel.mesh import make_mesh, shardings
 from jaxret.parallel.progress import Progress
+from jaxret.runs.provenance import model_origin
 from jaxret.runs.run import RunOverrides, open_model
 from jaxret.runs.scorer import OnProgress, PairScorer, ignore_progress
-from jaxret.storage.atomic import read_json
 from jaxret.storage.checkpoint import tree_digest
 from jaxret.types import Ragged
 
@@ -134,11 +134,7 @@ def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **o
     run = open_model(workdir, "reranking", make_cross_encoder_model, checkpoint, RunOverrides(**overrides))
     tokens = run.config.encode.tokens_per_batch
     scorer = make_pair_scorer(run.model, run.params, run.mesh, run.tokenizer, tokens)
-    folder = run.workdir
-    files = {"config": folder.config, "training_data": folder.data, "environment": folder.environment}
-    files |= {"lineage": folder.lineage} if folder.lineage.exists() else {}
-    records = {name: read_json(path) for name, path in files.items()}
-    return Reranker(scorer, run.tokenizer, {"checkpoint": run.checkpoint, **records})
+    return Reranker(scorer, run.tokenizer, model_origin(run))
 
 
 def open_pretrained_reranker(
