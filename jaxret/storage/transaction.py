@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jaxret.parallel.sigterm import sigterm_handler
 from jaxret.storage.atomic import storage_errors, sync, sync_tree
 from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
@@ -30,7 +31,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         sweep(path)
     require_absent(path)
     temporary = temporary_path(path)
-    with _sigterm_raises(), storage_errors(path):
+    # With SystemExit, SIGTERM removes the unfinished files.
+    with sigterm_handler(_exit), storage_errors(path):
         try:
             temporary.mkdir(parents=True)
             with locked_folder(temporary):
@@ -57,19 +59,5 @@ def _publish(temporary: Path, path: Path) -> None:
     sync(path.parent)
 
 
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise SystemExit within the block, so that unfinished files are removed."""
-
-    def handle(*_: object) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
-    try:
-        old_handler = signal.signal(signal.SIGTERM, handle)
-    except ValueError:  # outside of the main thread the handler cannot be changed
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old_handler)
+def _exit(*_: object) -> None:
+    sys.exit(128 + signal.SIGTERM)

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from jaxret.parallel.sigterm import sigterm_handler
+
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[threading.Event]:
@@ -17,12 +19,5 @@ def stop_on_sigterm() -> Iterator[threading.Event]:
         stop.set()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    try:
-        previous_handler = signal.signal(signal.SIGTERM, handle)
-    except ValueError:  # outside of the main thread, signals belong to the program that calls this
+    with sigterm_handler(handle):
         yield stop
-        return
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
