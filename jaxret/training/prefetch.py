@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Any, Generic
 
 import jax
@@ -35,9 +34,7 @@ class Prefetcher(Generic[BatchT]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._change:
             self._closed = True
             self._change.notify_all()

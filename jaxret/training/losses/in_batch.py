@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -298,20 +298,12 @@ def binary_term(scores: Scores) -> Term | None:
     return Term(settings.weight, binary_cross_entropy(*scores.group(), settings)) if settings.weight else None
 
 
-def query_sparsity_term(scores: Scores) -> Term | None:
-    """Return the penalty on the weights of the queries' words."""
-    settings = scores.settings.sparsity
-    if scores.sparsity is None or not settings.query:
+def sparsity_term(side: Literal["query", "passage"], scores: Scores) -> Term | None:
+    """Return the penalty on the weights of the words of queries, or of passages, positives and negatives."""
+    weight = getattr(scores.settings.sparsity, side)
+    if scores.sparsity is None or not weight:
         return None
-    return Term(settings.query * scores.sparsity.growth, scores.sparsity.query)
-
-
-def passage_sparsity_term(scores: Scores) -> Term | None:
-    """Return the penalty on the weights of the passages' words, for positives and negatives."""
-    settings = scores.settings.sparsity
-    if scores.sparsity is None or not settings.passage:
-        return None
-    return Term(settings.passage * scores.sparsity.growth, scores.sparsity.passage)
+    return Term(weight * scores.sparsity.growth, getattr(scores.sparsity, side))
 
 
 # Name of a term -> its function, which returns None if the term is off.
@@ -324,8 +316,8 @@ TERMS: dict[str, Callable[[Scores], Term | None]] = {
     "in_batch_kl": in_batch_kl_term,
     "margin_mse": margin_mse_term,
     "binary": binary_term,
-    "query_sparsity": query_sparsity_term,
-    "passage_sparsity": passage_sparsity_term,
+    "query_sparsity": partial(sparsity_term, "query"),
+    "passage_sparsity": partial(sparsity_term, "passage"),
 }
 # Terms that depend on single texts; they are not repeated for smaller sizes of vectors.
 TEXT_TERMS = ("reconstruction", "query_sparsity", "passage_sparsity")
