@@ -11,13 +11,14 @@ Rules, each with what it prints:
   spelling    a name has a word in a spelling of SPELLINGS
   docstring   a docstring begins with What, As or The same. In the package: a function's docstring does not begin with a
               verb of VERBS (properties may begin with a noun); a public function of four or more parameters has no
-              `Args:`; an entry of `Args:`, `Attributes:` or `Raises:` is not indented by four, or its text begins with
-              a capital letter or a preposition; or a public function raises an error X without saying "Raises X"
+              `Args:`, or, outside of classes, no docstring; an entry of `Args:`, `Attributes:` or `Raises:` is not
+              indented by four, or its text begins with a capital letter or a preposition; or a public function raises
+              an error X without saying "Raises X"
   backticks   a docstring or comment of the package has a name in backticks that its module does not use and the package
               does not define
   short       a variable, parameter, field or attribute of the package has at most two letters, outside of
               comprehensions and lambdas, and is not in SHORT
-  parameters  a function has more than seven parameters
+  parameters  a function has more than seven parameters, or one of the package takes two of OPTIONS
   length      a function of the package has more than 60 lines, except the keys of a config (`get_config`)
   mirror      a module of the package above 250 lines has no test file of its name, and is not in TESTED_ELSEWHERE
   message     a test matches more than five words of an error's sentence (`match=`), apart from keys, names and numbers
@@ -129,6 +130,7 @@ RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # the errors of an
 LIBRARIES = {"jax"}
 BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
 BUGS = {"AssertionError", "NotImplementedError"}  # raised for mistakes in this project, and never caught
+OPTIONS = {"backend", "candidates", "index", "precision"}  # fields of SearchOptions, which are passed in it
 MOST_PARAMETERS, ARGS_FROM, MOST_WORDS, MOST_LINES = 7, 4, 5, 60
 QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
 WORD = re.compile(r"(?:[a-z]{2,}|a)[,;:.?)]*")
@@ -354,11 +356,14 @@ def check_file(path: Path) -> Iterator[str]:
             count = len(parameters(node))
             if count > MOST_PARAMETERS:
                 yield f"parameters {where}: {count}"
+            if name.startswith("jaxret/") and len(options := OPTIONS.intersection(parameters(node))) > 1:
+                yield f"parameters {where}: {' and '.join(sorted(options))} are fields of SearchOptions"
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if name.startswith("jaxret/") and lines > MOST_LINES and node.name != "get_config":
                 yield f"length {where}: {lines} lines"
             public = not any(part.startswith("_") for part in scope.split("."))
-            if name.startswith("jaxret/") and public and count >= ARGS_FROM and document and "Args:" not in document:
+            lacks_args = "Args:" not in document if document else "." not in scope
+            if name.startswith("jaxret/") and public and count >= ARGS_FROM and lacks_args:
                 yield f"docstring {where}: {count} parameters and no Args:"
             if name.startswith("jaxret/") and document:
                 first = document.split()[0].rstrip(".,:;")

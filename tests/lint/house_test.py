@@ -129,9 +129,19 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
             "docstring jaxret/m.py check: raises KeyError",
         ),
         (
-            "def f(a, b, i, j, k, n, x, y): ...",
-            "def f(a, b, i, j, k, n, x): ...",
-            "parameters jaxret/m.py f: 8",
+            "def _f(a, b, i, j, k, n, x, y): ...",
+            "def _f(a, b, i, j, k, n, x): ...",
+            "parameters jaxret/m.py _f: 8",
+        ),
+        (
+            "def f(a, b, x, y): ...",
+            "def _f(a, b, x, y): ...\nclass A:\n    def f(self, a, b, x, y): ...",
+            "docstring jaxret/m.py f: 4 parameters and no Args:",
+        ),
+        (
+            "def f(index, precision): ...",
+            "def f(index, options): ...",
+            "parameters jaxret/m.py f: index and precision are fields of SearchOptions",
         ),
         ("def f():" + 60 * "\n    x = 1", "def f():" + 59 * "\n    x = 1", "length jaxret/m.py f: 61 lines"),
         ("def f():" + 60 * "\n    x = 1", "def get_config():" + 60 * "\n    x = 1", "length jaxret/m.py f: 61 lines"),

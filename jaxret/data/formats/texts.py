@@ -155,6 +155,14 @@ def require_new_id(key: str, kind: str, location: Location, first: dict[str, Loc
 
 
 def duplicate_id_error(key: str, kind: str, location: Location, first: Location) -> DataError:
+    """Return the error of a record whose id another record has.
+
+    Args:
+        key: the id.
+        kind: name of the id, such as "query id".
+        location: location of the record.
+        first: location of the first record with the id.
+    """
     earlier = f"on line {first.line}" if isinstance(first.line, int) else f"at {first.line}"
     problem = f"{kind} {key!r} was used before, {earlier}"
     return location.error("duplicate id", problem, "ids must be unique: rename or remove one")

@@ -72,6 +72,15 @@ class BertConfig:
 def bert_dense(
     features: int, config: BertConfig, compute: Compute, name: str, layout: TokenLayout | None = None
 ) -> Dense:
+    """Return a dense layer with BERT's initial weights.
+
+    Args:
+        features: size of the output.
+        config: the encoder's config.
+        compute: how the encoder is computed.
+        name: name of the parameters.
+        layout: layout of the input, for dropout of adapters.
+    """
     return Dense(features, compute, nn.initializers.normal(config.initializer_range), layout=layout, name=name)
 
 

@@ -155,6 +155,17 @@ class DecoderAttention(nn.Module):
 def decoder_dense(
     features: int, config: DecoderConfig, compute: Compute, use_bias: bool, layout: TokenLayout, name: str, part: str
 ) -> Dense:
+    """Return a dense layer with a language model's initial weights.
+
+    Args:
+        features: size of the output.
+        config: the encoder's config.
+        compute: how the encoder is computed.
+        use_bias: whether the layer has a bias.
+        layout: layout of the input, for dropout of adapters.
+        name: name of the parameters.
+        part: part of the kernel that a device holds (`Dense.part`).
+    """
     init = nn.initializers.normal(config.initializer_range)
     return Dense(features, compute, init, use_bias=use_bias, layout=layout, part=part, name=name)
 
