@@ -261,7 +261,8 @@ def _scatter(gradient: jax.Array, axis: int, stacked: bool) -> jax.Array:
     """Sum a gradient over "fsdp", and return this device's part along `axis`."""
     if stacked:
         return jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True)
-    # For tables, a TPU's compiler turns psum_scatter into an all-reduce and a slice, twice the bytes of an all-to-all.
+    # For tables, a TPU's compiler turns psum_scatter into an all-reduce and a slice, twice the bytes of an all-to-all
+    # (tests/plan/watched_programs.py bounds them).
     parts = jax.lax.all_to_all(gradient, "fsdp", split_axis=axis, concat_axis=0, tiled=True)
     count = jax.lax.axis_size("fsdp")
     part_shape = tuple(n // count if i == axis else n for i, n in enumerate(gradient.shape))

@@ -19,6 +19,8 @@ Rules, each with what it prints:
   short       a variable, parameter, field or attribute of the package has at most two letters, outside of
               comprehensions and lambdas, and is not in SHORT
   parameters  a function has more than seven parameters, or one of the package takes two of OPTIONS
+  measured    a module of the package has its own gradients, kernels or barriers (OWN_RULES), and names no script,
+              test or page that measures them or shows the error that they avoid (MEASURES)
   length      a function of the package has more than 60 lines, except the keys of a config (`get_config`)
   mirror      a module of the package above 250 lines has no test file of its name, and is not in TESTED_ELSEWHERE
   message     a test matches more than five words of an error's sentence (`match=`), apart from keys, names and numbers
@@ -132,6 +134,8 @@ BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
 BUGS = {"AssertionError", "NotImplementedError"}  # raised for mistakes in this project, and never caught
 OPTIONS = {"backend", "candidates", "index", "precision"}  # fields of SearchOptions, which are passed in it
 MOST_PARAMETERS, ARGS_FROM, MOST_WORDS, MOST_LINES = 7, 4, 5, 60
+OWN_RULES = {"custom_jvp", "custom_vjp", "optimization_barrier", "pallas_call"}
+MEASURES = re.compile(r"bench/\w+\.py|tests/plan/\w+\.py|docs/upstream\.md")
 QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
 WORD = re.compile(r"(?:[a-z]{2,}|a)[,;:.?)]*")
 # Long modules whose tests are in files of another name. Remove entries; add none.
@@ -326,6 +330,9 @@ def check_file(path: Path) -> Iterator[str]:
     name = path.relative_to(ROOT).as_posix()
     if name.startswith("jaxret/"):
         yield from (f"backticks {name}: {word}" for word in sorted(set(unknown_names(text, tree))))
+        rules = OWN_RULES & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        if rules and not MEASURES.search(" ".join(text.split())):
+            yield f"measured {name}: {', '.join(sorted(rules))}"
     if name.startswith("tests/"):
         for line, pattern in patterns(tree):
             count = sum(WORD.fullmatch(word) is not None for word in QUOTED_OR_ESCAPED.sub(" ", pattern).split())

@@ -2,6 +2,8 @@
 
 A block of queries attends to all keys at once, so nothing is carried from block to block. The backward pass computes
 the weights again from queries and keys. Results equal `attention.attend` up to rounding; dropout masks are identical.
+In the program of a v5e for 16 texts of 512 tokens, attention and its gradient read and write 403 MB instead of 1,969,
+and need no temporary memory instead of 384 MiB (docs/scale.md; compiled by tests/plan/kernels_test.py).
 """
 
 from __future__ import annotations

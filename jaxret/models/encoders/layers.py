@@ -122,7 +122,8 @@ def _gradient_of_right(left: str, result: str, right: str, a: jax.Array, gradien
     the result.
 
     It sums over rows of both operands. XLA on a CPU then makes a transposed copy of the left operand, so here the left
-    operand is the smaller one.
+    operand is the smaller one: for 2048 rows, widths of 384 and 1536 and two cores, 23 ms instead of 29 (python
+    bench/alternatives.py).
     """
 
     def plain(a: jax.Array, gradient: jax.Array) -> jax.Array:

@@ -164,9 +164,9 @@ def _one_by_one(layer: Callable[[Tree, Tree], tuple[Tree, Tree]], carry: Tree, i
 def split_layers(params: Tree) -> Tree:
     """Return parameters in which the layers of every stack are separate arrays. A `Stack` computes them without a loop.
 
-    The loop copies the parameters of each layer. On a CPU, the copy takes longer than the computation of a short text.
-    Without the loop, compile time grows with depth. This is for inference: parameters are stored and trained as a
-    stack.
+    The loop copies the parameters of each layer. For one text of 8 tokens, BERT-base takes 39 ms without the copies and
+    57 with them, on a CPU with two cores (python bench/alternatives.py). Without the loop, compile time grows with
+    depth. This is for inference: parameters are stored and trained as a stack.
     """
     if not isinstance(params, dict):
         return params

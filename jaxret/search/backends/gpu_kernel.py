@@ -1,8 +1,9 @@
 """A GPU kernel that computes products and writes only the maxima of groups of scores to memory.
 
 XLA's own program copies the vectors of a cell, writes the scores and reads them again: two and a half times the bytes
-of the product alone (docs/scale.md). This kernel writes one number for eight scores. The groups with the highest maxima
-contain the best rows; only the products of their k * GROUP_POSITIONS rows are computed again.
+of the product alone (docs/scale.md; tests/plan/watched_programs.py bounds them). This kernel writes one number for
+eight scores. The groups with the highest maxima contain the best rows; only the products of their k * GROUP_POSITIONS
+rows are computed again.
 """
 
 from __future__ import annotations

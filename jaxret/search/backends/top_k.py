@@ -76,7 +76,8 @@ def best_of_cell(
 def highest(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Return the `count` highest scores of each row of [Q,n], descending, and their columns.
 
-    Barriers hide how the output is used, because XLA sorts whole rows if only a part of the output of `top_k` is used.
+    Barriers hide how the output is used, because XLA sorts whole rows if only a part of the output of `top_k` is used:
+    for the 100 best of 64 x 65,536 scores, that takes 840 ms on a CPU instead of 9 (python bench/alternatives.py).
     """
     top, columns = jax.lax.top_k(scores, count)
     return jax.lax.optimization_barrier(top), jax.lax.optimization_barrier(columns)
@@ -85,7 +86,8 @@ def highest(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the `count` highest scores of each row of [Q,n], their columns, and an upper bound of all others [Q].
 
-    Only the `count` groups of columns with the highest maxima are searched, because they contain these scores.
+    Only the `count` groups of columns with the highest maxima are searched, because they contain these scores: for the
+    100 best of 64 x 65,536 scores, that takes 5 ms on a CPU, and `jax.lax.top_k` 9 (python bench/alternatives.py).
     """
     n_queries, n = scores.shape
     group = power_of_two(max(1, math.isqrt(n // count)))
