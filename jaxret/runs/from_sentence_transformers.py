@@ -53,8 +53,9 @@ def apply_settings(
     """Return a copy of the config with unset keys set from a directory, and the changes as "key=value" texts.
 
     A key is unset if it has the default of configs/base.py and is not explicit. A length may be shorter than the
-    directory's. An explicit empty prompt is allowed together with tokens.prompts. The separator of titles may differ,
-    because no file of the directory has it. For a head with other vectors than the directory's, only the settings of
+    directory's. A directory without a prompt allows any, because training with a prompt is usual; an explicit empty
+    prompt is allowed together with tokens.prompts. The separator of titles may differ, because no file of the directory
+    has it. For a head with other vectors than the directory's, only the settings of
     texts are used.
 
     Args:
@@ -77,7 +78,7 @@ def apply_settings(
         *groups, name = key.split(".")
         group = reduce(getattr, groups, config)
         current = group[name]
-        if current == value or (key in prompt_keys and not current):
+        if current == value or (key in prompt_keys and not current) or (key in PROMPTS and not value):
             continue
         if current == UNSET[key] and key not in own_keys:
             group[name] = value

@@ -163,9 +163,18 @@ def test_default_keys_are_set_and_contradictions_are_errors() -> None:
     longer = get_config()
     longer.tokens.query_length, longer.tokens.passage_prompt = 17, "p: "
     with pytest.raises(ValueError, match=r"tokens.query_length is 17 .* and 16 .*; tokens.passage_prompt is"):
-        apply_settings(longer, MEAN, "there")
+        apply_settings(longer, MEAN | {"tokens.passage_prompt": "passage: "}, "there")
     with pytest.raises(ValueError, match=r"head.token is 'cls' in the config and 'mean'"):
         apply_settings(get_config(), MEAN, "there", explicit_keys=["head.token"])
+
+
+def test_a_directory_without_prompts_allows_new_ones() -> None:
+    """A model that was published without prompts may be trained with them."""
+    config = get_config()
+    config.tokens.query_prompt = "q: "
+    adopted, changes = apply_settings(config, MEAN, "there", ["tokens.query_prompt"])
+    assert adopted.tokens.query_prompt == "q: "
+    assert not any("prompt" in change for change in changes)
 
 
 def test_an_explicit_empty_prompt_allows_published_prompts() -> None:
