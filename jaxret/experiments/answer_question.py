@@ -53,7 +53,7 @@ def print_ranking(ranking: Sequence[tuple[str, float]], passages: Mapping[str, P
         passage = passages.get(key)
         title = f"{key}  {passage.title}" if passage and passage.title not in ("", key) else key
         text = textwrap.shorten(passage.text, 90, placeholder=" ...") if passage else ""
-        print(f"{rank:3d}. {score:8.4f}  {title:<36} {text}")
+        print(f"{rank:3d}. {score:8.4f}  {title:<35}  {text}")
 
 
 def describe_passages(searcher: Searcher) -> str:

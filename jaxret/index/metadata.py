@@ -6,8 +6,8 @@
 
 Fields are the keys of a record's `metadata` (BEIR), and keys that the record's format does not know. Keys of nested
 objects are joined by dots. A list has several values. Numbers, true and false are written as in JSON, dates and times
-as in ISO 8601. Null, NaN, empty texts and texts of more than 256 characters are not values. The first search with a
-filter makes these files from the corpus.
+as in ISO 8601. Null, NaN, empty texts, texts of more than 256 characters and vectors (lists of more than 32 numbers
+with a float among them) are not values. The first search with a filter makes these files from the corpus.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from jaxret.storage.mapped_array import map_array
 from jaxret.types import Ragged
 
 _LONGEST_VALUE = 256  # characters; a longer value is a text, not a category
+_LONGEST_LIST = 32  # elements; a longer list with floats is a vector
 
 
 class Field(NamedTuple):
@@ -168,7 +169,10 @@ def _pairs(prefix: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _pairs(f"{prefix}{key}.", value)
             continue
-        for element in value if isinstance(value, list) else [value]:
+        elements = value if isinstance(value, list) else [value]
+        if len(elements) > _LONGEST_LIST and any(isinstance(element, float) for element in elements):
+            continue
+        for element in elements:
             if element is None or isinstance(element, (dict, list)):
                 continue
             text = element if isinstance(element, str) else json.dumps(element)

@@ -104,6 +104,8 @@ def _matching_places(name: str, fields: Sequence[Field], conditions: Sequence[Fi
     for condition in equalities:
         if not any(field.places(condition.value) for field in fields):
             problem = f"no passage has that value; {_describe_values(name, fields)}"
+            if condition.value.startswith((">", "<")):
+                problem += f"; a range is written without the colon: {name}{condition.value}"
             raise FilterError(f"filter {str(condition)!r:.99}: {problem}")
     equal = [{place for condition in equalities for place in field.places(condition.value)} for field in fields]
     ranges = [(condition, _parse_bound(condition)) for condition in conditions if condition.operator != ":"]

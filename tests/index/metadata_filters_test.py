@@ -98,6 +98,7 @@ def test_ranges(filters: list[str], rows: list[int], corpus: EncodedCorpus) -> N
         (["year=>5"], "no passage has a field 'year='; the fields are a, a:b"),
         (["size<5"], "no passage has a field 'size'; the fields are a, a:b"),
         (["year>=2015", "year:2014"], "filter 'year:2014': no passage has that value; year is"),
+        (["year:>=2015"], "filter 'year:>=2015': .* year>=2015$"),
         (["year"], "FIELD:VALUE, or a range"),
     ],
 )

@@ -182,6 +182,17 @@ def test_a_field_with_a_colon_hides_no_value_of_a_shorter_field(run: Run, tmp_pa
     assert filters.open({"a": "b:c"}).encoded_corpus.ids([0]) == ["p0"]
 
 
+def test_a_vector_is_not_a_list_of_values(run: Run, tmp_path: Path) -> None:
+    """A table of passages may have a column of vectors, each with as many numbers as a model has dimensions."""
+    metadata = {"vector": [1, 0.5] * 17, "sizes": [1, 0.5] * 16, "tags": [f"t{n}" for n in range(40)]}
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(json.dumps({"_id": "p0", "text": "river", "metadata": metadata}) + "\n")
+    encoded_corpus = open_encoded(encode_corpus(run, Corpus.open(path), "vectors", progress=False).folder)
+    assert matching_rows(encoded_corpus, ["tags:t39", "sizes:0.5"]).tolist() == [0]
+    with pytest.raises(ValueError, match=r"the fields are sizes, tags$"):
+        matching_rows(encoded_corpus, ["vector:0.5"])
+
+
 @pytest.mark.parametrize(("on_error", "expected"), [("keep", ["p1", "p3"]), ("skip", ["p2", "p3"])])
 def test_an_empty_passage_has_metadata_if_it_was_encoded(
     on_error: str, expected: list[str], run: Run, tmp_path: Path
