@@ -12,7 +12,6 @@ from jaxret.data.formats.corpus import (
     ChangedCorpusError,
     Corpus,
     CorpusScan,
-    hash_id,
     stat_files,
 )
 from jaxret.data.formats.data_source import DataSource
@@ -23,6 +22,7 @@ from jaxret.data.formats.detect import (
 )
 from jaxret.data.formats.dpr_results import write_retrieval_results
 from jaxret.data.formats.example_writers import write_dpr_examples
+from jaxret.data.formats.format import hash_id
 from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.formats.roles import open_role
 from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource, read_judged_queries

@@ -37,10 +37,16 @@ def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -
         raise Location(file.path).error(
             "wrong format", problem, "records are expected: JSON, CSV with a header line, or parquet"
         )
-    values = {"array": _array, "object": _object, "csv": _csv, "parquet": _parquet}[container](file.path, policy)
+    if container == "csv":
+        values = _csv(file.path, policy)
+    elif container == "object":
+        pairs = read_json_array(file.path, keyed=True)
+        values = ((Location(file.path, f"record {key!r}"), value) for key, value in pairs)
+    else:
+        kind, entries = ("record", read_json_array) if container == "array" else ("row", parquet.read_parquet)
+        values = ((Location(file.path, f"{kind} {n}"), value) for n, value in enumerate(entries(file.path)))
     yield from policy.parse_records(values, require_object)
-    if digest is not None:
-        digest_file(file.path, digest)
+    digest_file(file.path, digest)
 
 
 def _table_records(path: Path, digest: Digest | None) -> Iterator[tuple[Location, Record]]:
@@ -52,23 +58,8 @@ def _table_records(path: Path, digest: Digest | None) -> Iterator[tuple[Location
         yield Location(path, f"row {number}"), record
 
 
-def _array(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
-    for number, value in enumerate(read_json_array(path)):
-        yield Location(path, f"record {number}"), value
-
-
-def _object(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
-    for key, value in read_json_array(path, keyed=True):
-        yield Location(path, f"record {key!r}"), value
-
-
 def _csv(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
     rows = ((location, row) for location, _, row in csv_rows(path, policy, delimiter=","))
     _, header = next(rows, (None, []))
     for location, row in policy.parse_records(rows, lambda row, location: require_columns(row, header, location)):
         yield location, dict(zip(header, row))
-
-
-def _parquet(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
-    for number, value in enumerate(parquet.read_parquet(path)):
-        yield Location(path, f"row {number}"), value

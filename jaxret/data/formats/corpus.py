@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.data_source import DataSource, FileSource
-from jaxret.data.formats.format import DataFile, digest_file
+from jaxret.data.formats.format import DataFile, distinct_passages, hash_id
 from jaxret.data.formats.texts import duplicate_id_error, require_new_id
 from jaxret.data.lines import Digest, PathLike, missing_file_error
 from jaxret.data.records import Passage
@@ -184,11 +184,6 @@ def stat_files(files: Sequence[Path]) -> dict[str, int]:
     return {"bytes": sum(stat.st_size for stat in stats), "modified": max(times, default=0)}
 
 
-def hash_id(passage_id: str) -> int:
-    """Return 64 bits of an id, to look it up among millions without holding them."""
-    return int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest(), "little")
-
-
 def _drop_duplicates(
     passages: Iterator[tuple[Location, Passage]], policy: Policy, scan: CorpusScan | None
 ) -> Iterator[Passage]:
@@ -208,12 +203,6 @@ def _drop_duplicates(
 def _passages_of_examples(file: DataFile, policy: Policy, digest: Digest | None) -> Iterator[tuple[Location, Passage]]:
     """Yield the passages of training records, without repetition."""
     assert file.format.examples is not None
-    hashes: set[int] = set()
-    for location, example in file.format.examples(file, policy):
-        for passage in (*example.positives, *example.negatives):
-            key = hash_id(passage.id)
-            if key not in hashes:
-                hashes.add(key)
-                yield location, passage
-    if digest is not None:
-        digest_file(file.path, digest)
+    examples = file.format.examples(file, policy)
+    passages = ((at, passage) for at, example in examples for passage in (*example.positives, *example.negatives))
+    return distinct_passages(passages, file.path, digest)

@@ -7,12 +7,11 @@ from typing import Any
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.dpr import ANSWERS, QUESTION, parse_dpr_passage, read_question_queries, read_question_records
-from jaxret.data.formats.format import DataFile, Format, digest_file, first_present_key, has_keys
-from jaxret.data.formats.shared_passages import SharedPassages
-from jaxret.data.formats.trec import RunLine
+from jaxret.data.formats.format import DataFile, Format, distinct_passages, first_present_key, has_keys
+from jaxret.data.formats.trec import RunLine, parse_score
 from jaxret.data.formats.writing import write_json_array
 from jaxret.data.lines import Digest, PathLike
-from jaxret.data.record_checks import finite_number, require_key, require_object, shorten
+from jaxret.data.record_checks import require_key, require_object
 from jaxret.data.records import Passage, Query, Record
 
 CONTEXTS = ("ctxs", "contexts")  # DPR's key, and Pyserini's key
@@ -36,7 +35,7 @@ def _read_contexts(
 
     def parse_context(value: Any, location: Location) -> tuple[Location, Passage | str, float]:
         context = require_object(value, location)
-        return location, _passage_or_id(context, location, policy), _score(context.get(_SCORE), location)
+        return location, _passage_or_id(context, location, policy), parse_score(context.get(_SCORE), location)
 
     return read_question_records(file, policy, parse)
 
@@ -47,24 +46,13 @@ def _passage_or_id(context: Record, location: Location, policy: Policy) -> Passa
     return str(require_key(context, first_present_key(context, _PASSAGE_IDS), str, location))
 
 
-def _score(value: Any, location: Location) -> float:
-    """Return a score, which may be a number or a string (DPR writes strings)."""
-    if (score := finite_number(value)) is None:
-        raise location.error("bad score", f"score {shorten(value)} is not a finite number", "write a decimal number")
-    return score
-
-
 def read_result_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
     """Yield the retrieved passages whose text the file has, without repetition."""
-    pool = SharedPassages(policy)
-    for _, (_, contexts) in _read_contexts(file, policy):
-        for location, passage, _ in contexts:
-            if isinstance(passage, Passage) and passage.id not in pool.by_id:
-                yield location, pool.share(passage, location)
-    if digest is not None:
-        digest_file(file.path, digest)
+    contexts = (context for _, (_, contexts) in _read_contexts(file, policy) for context in contexts)
+    passages = ((location, passage) for location, passage, _ in contexts if isinstance(passage, Passage))
+    return distinct_passages(passages, file.path, digest)
 
 
 def read_result_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:

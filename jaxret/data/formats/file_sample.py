@@ -7,6 +7,7 @@ import csv
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -93,6 +94,12 @@ def is_text(field: str) -> bool:
 def is_number(field: str) -> bool:
     """Return whether a field is a decimal number, such as "-1", "0.5" or "1e-3". "nan" and "inf" are no numbers."""
     return bool(_NUMBER.fullmatch(field.strip()))
+
+
+def holds_for_most(rows: list[list[str]], test: Callable[[list[str]], bool]) -> bool:
+    """Return whether a test holds for at least half of the rows, so that a single bad row does not change the
+    format."""
+    return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
 
 
 def read_sample(path: Path) -> FileSample:

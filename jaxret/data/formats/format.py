@@ -151,7 +151,24 @@ def id_from_location(location: Location) -> str:
     return str(ast.literal_eval(name)) if name[:1] in ("'", '"') else name
 
 
-def digest_file(path: Path, digest: Digest) -> None:
-    """Add a file's decompressed bytes to a digest, for readers of records with several lines."""
-    for _ in read_chunks(path, digest):
+def digest_file(path: Path, digest: Digest | None) -> None:
+    """Add a file's decompressed bytes to a digest, if there is one, for readers of records with several lines."""
+    for _ in read_chunks(path, digest) if digest else ():
         pass
+
+
+def hash_id(passage_id: str) -> int:
+    """Return 64 bits of an id, to look it up among millions without holding them."""
+    return int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest(), "little")
+
+
+def distinct_passages(
+    passages: Iterable[tuple[Location, Passage]], path: Path, digest: Digest | None
+) -> Iterator[tuple[Location, Passage]]:
+    """Yield the passages of the records in a file without repetition, then add the file's bytes to `digest`."""
+    hashes: set[int] = set()
+    for location, passage in passages:
+        if (key := hash_id(passage.id)) not in hashes:
+            hashes.add(key)
+            yield location, passage
+    digest_file(path, digest)

@@ -8,11 +8,11 @@ so its texts differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.file_sample import FileSample, is_number, is_text
+from jaxret.data.formats.file_sample import FileSample, holds_for_most, is_number, is_text
 from jaxret.data.formats.format import DataFile, Format, IdExample, group_ids, has_keys
 from jaxret.data.formats.tables import is_header, tab_rows
 from jaxret.data.formats.text_rows import TextRow, group_by_query
@@ -168,18 +168,12 @@ def _is_one_word(row: list[str], *columns: int) -> bool:
     return all(len(row[column].split()) == 1 for column in columns)
 
 
-def _holds_for_most(rows: list[list[str]], test: Callable[[list[str]], bool]) -> bool:
-    """Return whether a test holds for at least half of the rows, so that a single bad row does not change the
-    format."""
-    return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
-
-
 def _is_texts(sample: FileSample) -> bool:
     return (
         sample.container == "table"
         and sample.columns == 2
-        and _holds_for_most(sample.rows, lambda row: _is_one_word(row, 0))
-        and not _holds_for_most(sample.rows, lambda row: _looks_like_id(row[1]))
+        and holds_for_most(sample.rows, lambda row: _is_one_word(row, 0))
+        and not holds_for_most(sample.rows, lambda row: _looks_like_id(row[1]))
     )
 
 
@@ -203,14 +197,14 @@ def _looks_like_ranks(sample: FileSample) -> bool:
 
 
 def _is_named(sample: FileSample) -> bool:
-    if sample.columns != 3 or not _holds_for_most(sample.rows, lambda row: _is_one_word(row, 0, 1, 2)):
+    if sample.columns != 3 or not holds_for_most(sample.rows, lambda row: _is_one_word(row, 0, 1, 2)):
         return False
     if sample.lines[0].startswith("id\t"):  # the header of DPR's psgs.tsv
         return False
-    if _holds_for_most(sample.rows, lambda row: is_text(row[1]) or is_text(row[2])):
+    if holds_for_most(sample.rows, lambda row: is_text(row[1]) or is_text(row[2])):
         return False
     highest = _ANY_GRADE if len(sample.rows) >= _ENOUGH_ROWS else _GRADES
-    if _holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest):
+    if holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest):
         return False
     return not _are_scores(sample) and not _are_labels(sample)
 
@@ -234,16 +228,16 @@ def _is_triples(sample: FileSample) -> bool:
     """Return whether the rows are triples of texts, not pairs of texts with a score or a label."""
     return (
         sample.columns == 3
-        and _holds_for_most(sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2]))
+        and holds_for_most(sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2]))
         and not _are_scores(sample)
-        and not _holds_for_most(sample.rows, lambda row: is_integer(row[2]))
-        and not (_are_labels(sample) and _holds_for_most(sample.rows, lambda row: _is_one_word(row, 2)))
+        and not holds_for_most(sample.rows, lambda row: is_integer(row[2]))
+        and not (_are_labels(sample) and holds_for_most(sample.rows, lambda row: _is_one_word(row, 2)))
     )
 
 
 def _is_candidates(sample: FileSample) -> bool:
     """Return whether the rows are candidates, not documents, whose second column is a URL."""
-    return sample.columns == 4 and _holds_for_most(
+    return sample.columns == 4 and holds_for_most(
         sample.rows, lambda row: _is_one_word(row, 0, 1) and "://" not in row[1] and len(row[3].split()) > 1
     )
 
@@ -257,7 +251,7 @@ def _is_id_lists(sample: FileSample) -> bool:
     """Return whether a table has two columns, and the second has several ids between commas in most lines."""
     if sample.container != "table" or sample.columns != 2:
         return False
-    return _holds_for_most(
+    return holds_for_most(
         sample.rows, lambda row: _is_one_word(row, 0) and "," in row[1] and bool(_IDS.fullmatch(row[1].rstrip("\r")))
     )
 
@@ -266,7 +260,7 @@ def _is_titled(sample: FileSample) -> bool:
     """Return whether a table has no header line and three columns: an id, a shorter text, a longer text."""
     if sample.container != "table" or sample.columns != 3 or is_header(sample.lines[0].split("\t")):
         return False
-    if not _holds_for_most(sample.rows, lambda row: _is_one_word(row, 0) and len(row[2].split()) > 1):
+    if not holds_for_most(sample.rows, lambda row: _is_one_word(row, 0) and len(row[2].split()) > 1):
         return False
     title, text = (sum(len(row[column]) for row in sample.rows) for column in (1, 2))
     return text > title

@@ -15,7 +15,7 @@ from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.flag_embedding import record_scores
-from jaxret.data.formats.format import DataFile, Format, content_id, digest_file, id_from_location
+from jaxret.data.formats.format import DataFile, Format, content_id, distinct_passages, id_from_location
 from jaxret.data.formats.text_rows import TextRow, group_by_query
 from jaxret.data.formats.trec import RunLine
 from jaxret.data.lines import Digest
@@ -133,13 +133,8 @@ def read_pair_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
     """Yield the second texts of the pairs without repetition."""
-    ids: set[str] = set()
-    for location, (_, passage, _) in _pairs(file, policy):
-        if passage.id not in ids:
-            ids.add(passage.id)
-            yield location, passage
-    if digest is not None:
-        digest_file(file.path, digest)
+    passages = ((location, passage) for location, (_, passage, _) in _pairs(file, policy))
+    return distinct_passages(passages, file.path, digest)
 
 
 def read_pair_queries(file: DataFile, policy: Policy) -> list[Query]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.file_sample import FileSample, is_number
+from jaxret.data.formats.file_sample import FileSample, holds_for_most, is_number
 from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.formats.tables import tab_rows, text_lines
 from jaxret.data.lines import PathLike, write_text
@@ -146,7 +146,7 @@ def _parse_run_line(line: str, location: Location) -> RunLine:
     query_id, _, passage_id, rank, score, _ = words
     if not _INTEGER.fullmatch(rank):
         raise location.error("bad rank", f"rank {shorten(rank)} is not an integer", "ranks count from 1")
-    return checked_line(location, query_id, passage_id, int(rank), _parse_score(score, location))
+    return checked_line(location, query_id, passage_id, int(rank), parse_score(score, location))
 
 
 def checked_line(location: Location, query_id: str, passage_id: str, rank: int, score: float) -> RunLine:
@@ -164,7 +164,8 @@ def checked_line(location: Location, query_id: str, passage_id: str, rank: int, 
     return RunLine(location, query_id, passage_id, rank, score)
 
 
-def _parse_score(score: str, location: Location) -> float:
+def parse_score(score: Any, location: Location) -> float:
+    """Return a score, a number or a text. Raises DataError for another value."""
     if (value := finite_number(score)) is None:
         raise location.error("bad score", f"score {shorten(score)} is not a finite number", "write a decimal number")
     return value
@@ -176,7 +177,7 @@ def read_tevatron_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
 
     def parse(row: list[str], location: Location) -> RunLine:
         query_id, passage_id, score = row
-        value = _parse_score(score, location)
+        value = parse_score(score, location)
         ranks[query_id] = ranks.get(query_id, 0) + 1
         return checked_line(location, query_id, passage_id, ranks[query_id], value)
 
@@ -235,9 +236,9 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
             for rank, ((passage_id, score), file_score) in enumerate(zip(ranking, file_scores), 1):
                 number += 1
                 location = Location(path, number)
-                line = checked_line(location, query_id, passage_id, rank, _parse_score(repr(float(score)), location))
+                line = checked_line(location, query_id, passage_id, rank, parse_score(repr(float(score)), location))
                 _check_ranked(line, previous, first)
-                _parse_score(repr(file_score), location)  # raises an error for a score that float32 cannot hold
+                parse_score(repr(file_score), location)  # raises an error for a score that float32 cannot hold
                 file.write(f"{query_id} Q0 {passage_id} {rank} {file_score!r} {tag}\n")
                 previous = line
 
@@ -261,22 +262,18 @@ def _is_qrels(sample: FileSample) -> bool:
         return False
     if sample.columns == 3:
         header = sample.lines[0].split()[-1].lower() in _SCORE_HEADERS
-        return header or _holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= 4)
-    return _holds_for_most(sample.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_number(row[3]))
+        return header or holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= 4)
+    return holds_for_most(sample.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_number(row[3]))
 
 
 def _is_run(sample: FileSample) -> bool:
-    return _holds_for_most(sample.words, lambda row: len(row) == 6 and row[1].upper() == "Q0")
+    return holds_for_most(sample.words, lambda row: len(row) == 6 and row[1].upper() == "Q0")
 
 
 def _is_scored(sample: FileSample) -> bool:
-    return sample.columns == 3 and _holds_for_most(
+    return sample.columns == 3 and holds_for_most(
         sample.rows, lambda row: bool(re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", row[2]))
     )
-
-
-def _holds_for_most(rows: Sequence[Sequence[str]], test: Callable[[Sequence[str]], bool]) -> bool:
-    return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
 
 
 FORMATS = (
