@@ -27,40 +27,30 @@ def list_sets(folder: Path) -> dict[str, dict[str, Path]]:
     if has_passages(folder):
         remedy = f"give its parent folder: {folder.absolute().parent}"
         raise location.error("one data set", "this is one data set, not a folder of several", remedy)
+    if sets := _sets(folder):
+        return sets
+    remedy = "a set is a folder with corpus.jsonl, queries.jsonl and qrels/"
+    raise location.error("no data set", "no folder in it has passages", remedy)
+
+
+def _sets(folder: Path) -> dict[str, dict[str, Path]]:
     sets: dict[str, dict[str, Path]] = {}
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         if has_passages(path):
             sets[path.name] = {path.name: path}
         elif forums := {f"{path.name}-{f.name}": f for f in sorted(path.iterdir()) if f.is_dir() and has_passages(f)}:
             sets[path.name] = forums
-    if not sets:
-        raise location.error(
-            "no data set",
-            "no folder in it has passages",
-            "a set is a folder with corpus.jsonl, queries.jsonl and qrels/",
-        )
     return sets
 
 
 def is_folder_of_sets(folder: Path) -> bool:
     """Return whether a folder has no passages itself, but folders in it have passages."""
-    return (
-        not is_named(folder)
-        and folder.is_dir()
-        and not has_passages(folder)
-        and any(
-            has_passages(path) for child in folder.iterdir() if child.is_dir() for path in (child, *_folders(child))
-        )
-    )
+    return not is_named(folder) and folder.is_dir() and not has_passages(folder) and bool(_sets(folder))
 
 
 def has_passages(folder: Path) -> bool:
     """Return whether a folder has a file of passages."""
     return FolderLayout(folder).find_passages() is not None
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()]
 
 
 def unjudged_members(members: Mapping[str, Path], split: str) -> list[str]:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.data.errors import Location
+from jaxret.data.formats import stat_files
 from jaxret.storage.atomic import (
     StorageError,
     atomic_write,
@@ -68,7 +69,7 @@ class StoreOrigin:
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return the size, modification time (nanoseconds) and digest of each file, by path."""
-        return {str(path.absolute()): {**_stat(path), "sha256": sha256_file(path)} for path in self.files}
+        return {str(path.absolute()): {**stat_files([path]), "sha256": sha256_file(path)} for path in self.files}
 
     def changed(self, state: Mapping[str, Mapping[str, Any]]) -> Path | None:
         """Return the first file that differs from `state`, or None.
@@ -78,14 +79,9 @@ class StoreOrigin:
         for path in self.files:
             entry = state[str(path.absolute())]
             stat = {key: entry[key] for key in ("bytes", "modified")}
-            if _stat(path) != stat and sha256_file(path) != entry["sha256"]:
+            if stat_files([path]) != stat and sha256_file(path) != entry["sha256"]:
                 return path
         return None
-
-
-def _stat(path: Path) -> dict[str, int]:
-    status = path.stat()
-    return {"bytes": status.st_size, "modified": status.st_mtime_ns}
 
 
 @dataclass(frozen=True)
