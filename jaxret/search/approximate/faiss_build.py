@@ -29,15 +29,15 @@ from jaxret.search.approximate.faiss_factory import (
     make_index,
 )
 from jaxret.search.approximate.faiss_index import MappedCorpus, load_faiss_index, require_one_query_vector
-from jaxret.search.approximate.index_files import identity_of, index_entry, read_index_manifest
-from jaxret.search.approximate.recall import RecallQueries, record_recall
+from jaxret.search.approximate.index_files import read_index_manifest, write_index_manifest
+from jaxret.search.approximate.recall import RecallQueries, draw_rows, record_recall
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
 from jaxret.search.in_memory import require_finite_vectors
 from jaxret.search.rounding import upper_norms
 from jaxret.search.search_options import IndexOptions
 from jaxret.search.single_vector import BLOCK_ROWS
-from jaxret.storage.atomic import StorageError, atomic_write, with_digest, write_json
+from jaxret.storage.atomic import StorageError, atomic_write
 
 
 def build_faiss_index(encoded_corpus: EncodedCorpus, folder: Path, options: IndexOptions) -> None:
@@ -66,22 +66,12 @@ def build_faiss_index(encoded_corpus: EncodedCorpus, folder: Path, options: Inde
         "train_seconds": round(ready - start_time, 2),
         "add_seconds": round(time.perf_counter() - ready, 2),
     }
-    # The manifest describes the previous index, which is now replaced.
-    (folder / "manifest.json").unlink(missing_ok=True)
+    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is now replaced
     path = folder / "index.faiss"
     _write_index(index, path)
-    manifest = {
-        "factory": options.factory,
-        "training": {"vectors": training_rows, "sample": options.train_vectors, "seed": options.seed},
-        "corpus": identity_of(encoded_corpus),
-        "vectors": total,
-        "dimension": encoded_corpus.dimension,
-        "vectors_per_passage": width,
-        "largest_norm": largest,
-        "made": build_record | {"peak_memory_bytes": peak_memory()},
-        "index": index_entry(path),
-    }
-    write_json(folder / "manifest.json", with_digest(manifest))
+    facts: dict[str, Any] = {"vectors": total, "vectors_per_passage": width, "largest_norm": largest}
+    facts["made"] = build_record | {"peak_memory_bytes": peak_memory()}
+    write_index_manifest(path, encoded_corpus, options, training_rows, facts)
     print(
         f"trained in {build_record['train_seconds']:,.1f} s, added in {build_record['add_seconds']:,.1f} s; "
         f"{path.stat().st_size / 2**20:,.1f} MiB on disk, {path.stat().st_size / total:,.0f} bytes per vector; "
@@ -93,16 +83,14 @@ def _train(index: Any, encoded_corpus: EncodedCorpus, options: IndexOptions) -> 
     """Train an index on a sample of the vectors, and return the size of the sample."""
     lists = int(getattr(innermost(index), "nlist", 0))
     sample = options.train_vectors or max(LEAST_SAMPLE, VECTORS_PER_LIST * lists)
-    rows = min(-(-sample // encoded_corpus.shards[0].vectors_per_row), encoded_corpus.total_rows)
-    sample_rows = np.random.default_rng(options.seed).choice(
-        encoded_corpus.total_rows, rows, replace=False, shuffle=False
-    )
-    vectors = take_rows(encoded_corpus, np.sort(sample_rows)).reshape(-1, encoded_corpus.dimension)
+    rows = -(-sample // encoded_corpus.shards[0].vectors_per_row)
+    sample_rows = draw_rows(encoded_corpus, rows, np.random.default_rng(options.seed))
+    vectors = take_rows(encoded_corpus, sample_rows).reshape(-1, encoded_corpus.dimension)
     print(f"training on {len(vectors):,} vectors, drawn with seed {options.seed}")
     try:
         index.train(vectors)
     except RuntimeError as error:
-        remedy = "take fewer lists or bits" if rows == encoded_corpus.total_rows else "raise train_vectors"
+        remedy = "take fewer lists or bits" if rows >= encoded_corpus.total_rows else "raise train_vectors"
         raise ValueError(
             f"factory={options.factory} cannot be trained on {len(vectors):,} vectors ({faiss_cause(error)}): {remedy}"
         ) from error
@@ -145,9 +133,7 @@ def peak_memory() -> int:
 def passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
     """Return one random vector of each of `count` random passages, to search for in place of queries."""
     random = np.random.default_rng([seed, 1])
-    rows = np.sort(
-        random.choice(encoded_corpus.total_rows, min(count, encoded_corpus.total_rows), replace=False, shuffle=False)
-    )
+    rows = draw_rows(encoded_corpus, count, random)
     vectors = take_rows(encoded_corpus, rows)
     vector_numbers = random.integers(vectors.shape[1], size=len(rows))
     source = "vectors of passages in place of questions, each without its own passage"

@@ -13,8 +13,9 @@ from typing import Any
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.index.shards import ShardError
 from jaxret.runs.workdir import require_plain_name
+from jaxret.search.search_options import IndexOptions
 from jaxret.storage import atomic
-from jaxret.storage.atomic import sha256_file, sha256_json
+from jaxret.storage.atomic import sha256_file, sha256_json, with_digest, write_json
 
 MANIFEST_KEYS = {"factory", "training", "corpus", "vectors", "dimension", "largest_norm", "made", "index"}
 BUILD = "build it again with jaxret index"
@@ -63,9 +64,26 @@ def indexes(folder: Path) -> Sequence[str]:
     return sorted(path.parent.name for path in folder.glob("indexes/*/manifest.json"))
 
 
-def index_entry(path: Path) -> dict[str, Any]:
-    """Return the entry `index` of a manifest: name, size and digest of the index file."""
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+def write_index_manifest(
+    path: Path, encoded_corpus: EncodedCorpus, options: IndexOptions, training_rows: int, facts: Mapping[str, Any]
+) -> None:
+    """Write the manifest of an index next to its file.
+
+    Args:
+        path: the file of the index.
+        encoded_corpus: the corpus from which it was built.
+        options: the options of the build.
+        training_rows: the number of vectors that it was trained on.
+        facts: entries that depend on the library.
+    """
+    manifest = {
+        "factory": options.factory,
+        "training": {"vectors": training_rows, "sample": options.train_vectors, "seed": options.seed},
+        "corpus": identity_of(encoded_corpus),
+        "dimension": encoded_corpus.dimension,
+        "index": {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)},
+    }
+    write_json(path.with_name("manifest.json"), with_digest(manifest | dict(facts)))
 
 
 def require_index(folder: Path, name: str) -> None:

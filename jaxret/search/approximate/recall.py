@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.search.approximate.index_files import read_index_manifest
 from jaxret.search.proof import SearchResult, recall_at
 from jaxret.storage.atomic import sha256_bytes, with_digest, write_json
@@ -33,6 +34,12 @@ class RecallQueries:
         vectors = self.vectors
         arrays = (vectors.words, vectors.weights, vectors.offsets) if isinstance(vectors, SparseRows) else (vectors,)
         return sha256_bytes(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
+
+
+def draw_rows(encoded_corpus: EncodedCorpus, count: int, random: np.random.Generator) -> np.ndarray:
+    """Return the rows of `count` random passages, or of all of a smaller corpus, ascending."""
+    total = encoded_corpus.total_rows
+    return np.sort(random.choice(total, min(count, total), replace=False, shuffle=False))
 
 
 def record_recall(

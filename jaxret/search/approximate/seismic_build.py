@@ -21,13 +21,13 @@ import numpy as np
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.parallel.progress import Progress
 from jaxret.search.approximate.faiss_index import MappedCorpus
-from jaxret.search.approximate.index_files import identity_of, index_entry, read_index_manifest
-from jaxret.search.approximate.recall import RecallQueries, record_recall
+from jaxret.search.approximate.index_files import read_index_manifest, write_index_manifest
+from jaxret.search.approximate.recall import RecallQueries, draw_rows, record_recall
 from jaxret.search.approximate.seismic_index import load_seismic_index, parse_factory, seismic_library
 from jaxret.search.in_memory import require_finite_vectors
 from jaxret.search.inverted_lists import InvertedLists, sparse_norms
 from jaxret.search.search_options import IndexOptions
-from jaxret.storage.atomic import sync, with_digest, write_json
+from jaxret.storage.atomic import sync
 from jaxret.types import SparseRows
 
 # The search parameters with which recall is measured by default, from few query words and blocks of a list to many.
@@ -64,8 +64,7 @@ def build_seismic_index(encoded_corpus: EncodedCorpus, folder: Path, options: In
             )
             largest = max(largest, float(norms.max()))
             bar.update(len(shard))
-    # The manifest describes the previous index, which is now replaced.
-    (folder / "manifest.json").unlink(missing_ok=True)
+    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is now replaced
     path = folder / _INDEX_FILE
     with quiet_output():
         index = library.SeismicIndex.build_from_dataset(passages, **settings)
@@ -74,17 +73,9 @@ def build_seismic_index(encoded_corpus: EncodedCorpus, folder: Path, options: In
     sync(temporary)
     os.replace(temporary, path)
     seconds = round(time.perf_counter() - start, 2)
-    manifest = {
-        "factory": options.factory,
-        "training": {"vectors": 0, "sample": options.train_vectors, "seed": options.seed},
-        "corpus": identity_of(encoded_corpus),
-        "vectors": encoded_corpus.total_rows,
-        "dimension": encoded_corpus.dimension,
-        "largest_norm": largest,
-        "made": {"seismic": version("pyseismic-lsr"), "seconds": seconds},
-        "index": index_entry(path),
-    }
-    write_json(folder / "manifest.json", with_digest(manifest))
+    facts: dict[str, Any] = {"vectors": encoded_corpus.total_rows, "largest_norm": largest}
+    facts["made"] = {"seismic": version("pyseismic-lsr"), "seconds": seconds}
+    write_index_manifest(path, encoded_corpus, options, 0, facts)
     print(f"built in {seconds:,.1f} s; {path.stat().st_size / 2**20:,.1f} MiB on disk")
 
 
@@ -121,10 +112,7 @@ def measure_seismic_recall(
 
 def sparse_passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
     """Return the sparse vectors of `count` random passages, to search for in place of queries."""
-    random = np.random.default_rng([seed, 1])
-    rows = np.sort(
-        random.choice(encoded_corpus.total_rows, min(count, encoded_corpus.total_rows), replace=False, shuffle=False)
-    )
+    rows = draw_rows(encoded_corpus, count, np.random.default_rng([seed, 1]))
     parts: list[SparseRows] = []
     for first, shard in encoded_corpus:
         begin, end = np.searchsorted(rows, [first, first + len(shard)])
