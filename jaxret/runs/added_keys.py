@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flax import traverse_util
+
 from jaxret.runs.mismatch import flatten
 
 # File -> flattened key -> value with the behaviour before the key existed. Empty: 0.2.0 is the first release.
@@ -14,14 +16,7 @@ ADDED_KEYS: dict[str, dict[str, Any]] = {"config.json": {}, "contract.json": {}}
 
 def complete_config(stored_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored config with the keys that later releases added to configs."""
-    tree: dict[str, Any] = {}
-    for key, value in (ADDED_KEYS["config.json"] | flatten(stored_config)).items():
-        *groups, name = key.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[name] = value
-    return tree
+    return traverse_util.unflatten_dict(ADDED_KEYS["config.json"] | flatten(stored_config), sep=".")
 
 
 def complete_contract(stored_contract: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:

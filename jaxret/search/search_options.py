@@ -132,15 +132,9 @@ class SearchOptions:
 
     def require_plain(self, reason: str) -> None:
         """Raise ValueError with a reason if a backend, a precision, or a way to find candidates is set."""
-        values = {
-            "backend": self.backend,
-            "precision": self.precision,
-            "candidates": self.candidates,
-            "index": self.index,
-        }
-        usual = {"backend": "auto", "precision": "float32", "candidates": "", "index": ""}
-        if flags := [f"--{name}={value}" for name, value in values.items() if value != usual[name]]:
-            raise ValueError(f"{reason}: remove {' and '.join(flags)}")
+        if names := given_fields(self, ("backend", "precision", "candidates", "index")):
+            flags = " and ".join(f"--{name}={getattr(self, name)}" for name in names)
+            raise ValueError(f"{reason}: remove {flags}")
 
     @property
     def label(self) -> str:
