@@ -13,7 +13,6 @@ loses its lease as soon as its process has ended.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.storage.bucket import BucketError, BucketObject, salted_json
-from jaxret.storage.leases import BOUND, Lease, Leases, describe_owner, is_gone
+from jaxret.storage.leases import BOUND, Lease, Leases, describe_owner, is_gone, parse_record
 from jaxret.storage.working_copy import WorkingCopy, copy_of
 
 _PAUSE = 0.5  # seconds between two reads of the bucket
@@ -201,8 +200,5 @@ class BucketLeases(Leases):
 
 def _owner_of(current: BucketObject) -> dict[str, Any]:
     """Return the holder of a lease; empty if it was released."""
-    try:
-        owner = json.loads(current.body)
-    except ValueError:
-        return {}
-    return owner if isinstance(owner, dict) and "process" in owner else {}
+    owner = parse_record(current.body)
+    return owner if "process" in owner else {}

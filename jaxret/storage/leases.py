@@ -182,7 +182,7 @@ class Leases:
         """Return a description of the job that has a lease, for a message."""
         with contextlib.suppress(OSError):
             if owner := _owner(self.folder / f".lease-{name}"):
-                return describe_owner(_parse_record(owner.read_text()))
+                return describe_owner(parse_record(owner.read_text()))
         return "nobody any more"
 
     def others_exist(self) -> bool:
@@ -244,7 +244,7 @@ class Leases:
         owner_record: dict[str, Any] = {}
         try:
             with open(owner) as file:  # opening makes NFS read the file's time again
-                last_touch, owner_record = os.fstat(file.fileno()).st_mtime, _parse_record(file.read())
+                last_touch, owner_record = os.fstat(file.fileno()).st_mtime, parse_record(file.read())
         except OSError as error:
             if error.errno not in _GONE:
                 raise
@@ -342,7 +342,8 @@ def _numbers() -> str:
         return ""
 
 
-def _parse_record(text: str) -> dict[str, Any]:
+def parse_record(text: str | bytes) -> dict[str, Any]:
+    """Return the record of a lease's owner; {} if it is lost or damaged."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
