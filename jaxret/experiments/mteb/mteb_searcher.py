@@ -87,9 +87,7 @@ class MtebSearcher:
         ]
         rankings = self._searcher.search(records, top_k, progress=True).rankings
         return {
-            query: dict(
-                zip([key for key, _ in ranking], descending_scores([score for _, score in ranking]), strict=True)
-            )
+            query: dict(zip([key for key, _ in ranking], descending_scores([score for _, score in ranking])))
             for query, ranking in rankings.items()
         }
 
@@ -126,28 +124,19 @@ def model_meta(run: Run, name: str, card: str = "") -> ModelMeta:
 
 
 def _model_meta(run: Run, name: str, metadata: Mapping[str, Any]) -> ModelMeta:
-    model, contract = run.model, run.contract
-    late_interaction = model.late_interaction
+    import jax
+
+    model, leaves, late_interaction = run.model, jax.tree.leaves(run.params), run.model.late_interaction
     kind = "sparse" if model.sparse else "late-interaction" if late_interaction else "dense"
     score = ScoringFunction.COSINE if run.config.normalize else ScoringFunction.DOT_PRODUCT
-    size = sum(leaf.size for leaf in _leaves(run.params))
-    step, digest = run.checkpoint["step"], run.checkpoint["digest"]
-    unknown_keys = (
-        "release_date",
-        "languages",
-        "license",
-        "open_weights",
-        "public_training_code",
-        "public_training_data",
-    )
     values: dict[str, Any] = {
-        **dict.fromkeys((*unknown_keys, "training_datasets")),
+        **dict.fromkeys((*MTEB_KEYS[:4], "languages", "license", "training_datasets")),  # unknown without a card
         "loader": None,
         "name": name,
-        "revision": f"step-{step}-{digest[:12]}",
-        "n_parameters": size,
-        "memory_usage_mb": round(sum(leaf.nbytes for leaf in _leaves(run.params)) / 2**20),
-        "max_tokens": contract["passage_length"],
+        "revision": f"step-{run.checkpoint['step']}-{run.checkpoint['digest'][:12]}",
+        "n_parameters": sum(leaf.size for leaf in leaves),
+        "memory_usage_mb": round(sum(leaf.nbytes for leaf in leaves) / 2**20),
+        "max_tokens": run.contract["passage_length"],
         "embed_dim": model.dimension,
         "framework": ["JAX"],
         "similarity_fn_name": ScoringFunction.MAX_SIM if late_interaction else score,
@@ -155,12 +144,6 @@ def _model_meta(run: Run, name: str, metadata: Mapping[str, Any]) -> ModelMeta:
         "model_type": [kind],
     }
     return ModelMeta(**values | dict(metadata))
-
-
-def _leaves(params: Any) -> list[Any]:
-    import jax
-
-    return list(jax.tree.leaves(params))
 
 
 def card_values(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +62,8 @@ def _draw_line(
     """Draw the points of one line with deviations and seeds. `style` is (number, label, shift to the side)."""
     number, label, shift = style
     values = [point["values"][key] for point in points]
-    columns = _positions(values, shift)
+    is_numeric = _is_numeric(values)  # other values are at 0, 1, ...
+    columns = [float(value) if is_numeric else index + shift for index, value in enumerate(values)]
     runs = [point["scores"][measure] for point in points]
     means = [float(np.mean(scores)) for scores in runs]
     spread = [float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0 for scores in runs]
@@ -92,13 +92,6 @@ def _is_numeric(values: Sequence[Any]) -> bool:
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
-def _positions(values: Sequence[Any], shift: float) -> list[float]:
-    """Return positions on the horizontal axis: the numbers, or 0, 1, ... for other values."""
-    if _is_numeric(values):
-        return [float(value) for value in values]
-    return [index + shift for index in range(len(values))]
-
-
 def _set_ticks(ax: Axes, swept_values: Sequence[Any]) -> None:
     """Set ticks at the swept values; a wide range of positive numbers has a logarithmic axis."""
     values = list({format_value(value): value for value in swept_values}.values())
@@ -113,7 +106,7 @@ def _set_ticks(ax: Axes, swept_values: Sequence[Any]) -> None:
     else:
         ax.set_xticks(range(len(values)), [_show(value) for value in values])
         ax.set_xlim(-0.4, len(values) - 0.6)
-    if math.prod([len(values), max(len(_show(value)) for value in values)]) > 60:
+    if len(values) * max(len(_show(value)) for value in values) > 60:
         ax.tick_params(axis="x", rotation=30)
 
 

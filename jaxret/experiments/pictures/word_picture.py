@@ -61,17 +61,13 @@ def _lay_out(words: Sequence[tuple[str, float]], width: float) -> list[tuple[flo
     boxes, left, row = [], 0.0, 0
     for index, (word, _) in enumerate(words):
         size = _LETTER * len(_plain_piece(word)) + 0.03
-        if index and not _continues(word):
+        if index and not word.startswith("##"):
             left += _GAP
         if left and left + size > width:
             left, row = 0.0, row + 1
         boxes.append((left, size, row))
         left += size
     return boxes
-
-
-def _continues(word: str) -> bool:
-    return word.startswith("##")
 
 
 def _plain_piece(word: str) -> str:

@@ -137,21 +137,13 @@ def _layer_tables(probe: Probe) -> list[str]:
         members = [quality for quality in probe.single_layers if quality.choice.normalize == normalize]
         qualities = {(quality.choice.layers[0], quality.choice.token): quality for quality in members}
         best = max(quality.mean() for quality in members)
-        rows = []
-        for layer in range(probe.data.last + 1):
-            row = [qualities[layer, token] for token in tokens]
-            cells = [
-                (f"{quality.mean():.4f}{'*' if quality.mean() == best else ' '}", f"{quality.recall.mean():.3f}")
-                for quality in row
-            ]
-            rows.append([str(layer), *chain.from_iterable(cells)])
+        rows = [[str(layer)] for layer in range(probe.data.last + 1)]
+        for (layer, _), quality in sorted(qualities.items(), key=lambda item: tokens.index(item[0][1])):
+            mark = "*" if quality.mean() == best else " "
+            rows[layer] += [f"{quality.mean():.4f}{mark}", f"{quality.recall.mean():.3f}"]
         header = ["layer", *chain.from_iterable((TOKEN_TITLES[token], f"R@{RECALL}") for token in tokens)]
-        lines += [
-            "",
-            f"{PROBE_MEASURE} and R@{RECALL} of one layer on both sides, {scores}:",
-            "",
-            aligned_table(header, rows),
-        ]
+        title = f"{PROBE_MEASURE} and R@{RECALL} of one layer on both sides, {scores}:"
+        lines += ["", title, "", aligned_table(header, rows)]
     return lines
 
 
@@ -161,31 +153,13 @@ def _finding_table(probe: Probe, corpus_size: int) -> str:
     for result in probe.findings:
         quality, comparison = result.quality, result.comparison
         size = probe.data.stored_bytes(quality.choice)
-        rows.append(
-            [
-                result.name,
-                _describe_choice(quality.choice),
-                f"{quality.mean(probe.held_out):.4f}",
-                f"{quality.recall[probe.held_out].mean():.4f}",
-                f"{comparison.difference:+.4f}" if comparison else "",
-                format_p_value(result.p_value) if comparison else "",
-                str(quality.choice.vectors),
-                f"{size:,}",
-                f"{corpus_size * size / 1e9:,.3g} GB",
-            ]
-        )
+        means = f"{quality.mean(probe.held_out):.4f}", f"{quality.recall[probe.held_out].mean():.4f}"
+        test = (comparison.cells[0], format_p_value(result.p_value)) if comparison else ("", "")
+        sizes = str(quality.choice.vectors), f"{size:,}", f"{corpus_size * size / 1e9:,.3g} GB"
+        rows.append([result.name, _describe_choice(quality.choice), *means, *test, *sizes])
     query_count = len(probe.data.relevance) - len(probe.held_out)
-    header = [
-        "",
-        "layers",
-        PROBE_MEASURE,
-        f"R@{RECALL}",
-        "difference",
-        "p (Holm)",
-        "vectors",
-        "bytes",
-        f"{corpus_size:,}",
-    ]
+    header = ["", "layers", PROBE_MEASURE, f"R@{RECALL}", "difference", "p (Holm)", "vectors", "bytes"]
+    header.append(f"{corpus_size:,}")
     title = f"Chosen on {query_count:,} queries, measured on the other {len(probe.held_out):,}:"
     storage = f"bytes: a passage's vectors in float32; {corpus_size:,}: vectors of this number of passages"
     return f"\n{title}\n\n{aligned_table(header, rows, left=2)}\n{storage}"
@@ -204,24 +178,20 @@ def trained_keys(choice: Choice, config: ConfigDict) -> tuple[str, dict[str, Any
     is_pair = len(choice.layers) == 2
     name = "mlr" if is_pair else "base"
     default_values = flatten(load_config(name).to_dict())
-    encoder_keys = {
-        key: value for key, value in flatten(config.to_dict()).items() if key.startswith(("encoder.", "tokens."))
-    }
+    values = flatten(config.to_dict())
     if not is_pair:
-        encoder_keys["encoder.layers"] = choice.layers[0]  # the encoder ends at this layer
-    pair_keys = {
-        "head.mlr.chosen": ",".join(map(str, choice.layers)),
-        "pooling": choice.pooling,
-        "loss.local_weight": 0,  # only self_contrastive pooling has a local loss
+        values["encoder.layers"] = choice.layers[0]  # the encoder ends at this layer
+    keys = {"encoder.checkpoint": config.encoder.checkpoint}
+    keys |= {
+        key: value
+        for key, value in values.items()
+        if key.startswith(("encoder.", "tokens.")) and value != default_values[key]
     }
-    return name, {
-        "encoder.checkpoint": config.encoder.checkpoint,
-        **{key: value for key, value in encoder_keys.items() if value != default_values[key]},
-        **(pair_keys if is_pair else {}),
-        "head.token": choice.token,
-        "normalize": choice.normalize,
-        **({"loss.temperature": 0.05} if choice.normalize else {}),
-    }
+    if is_pair:
+        keys |= {"head.mlr.chosen": ",".join(map(str, choice.layers)), "pooling": choice.pooling}
+        keys["loss.local_weight"] = 0  # only self_contrastive pooling has a local loss
+    keys |= {"head.token": choice.token, "normalize": choice.normalize}
+    return name, keys | ({"loss.temperature": 0.05} if choice.normalize else {})
 
 
 def _train_command(choice: Choice, config: ConfigDict) -> str:
@@ -231,10 +201,11 @@ def _train_command(choice: Choice, config: ConfigDict) -> str:
 
 
 def _advice(run: Run, probe: Probe) -> list[str]:
-    """Return lines with the weights of the mixture, and the command that trains the best pair of layers."""
+    """Return lines with the weights of the mixture, and the command that trains the best pair of layers, or also the
+    best single layer if it is not worse."""
     mixture = probe.findings[-1].quality.choice
-    weights = {layer: weight for layer, weight in zip(mixture.layers, mixture.weights, strict=True)}
-    large = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
+    weights = zip(mixture.layers, mixture.weights, strict=True)
+    large = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights if weight >= SHOWN_WEIGHT)
     pair = max((quality for quality in probe.pairs if quality.choice.token in TOKENS), key=Quality.mean)
     layers = [quality for quality in probe.single_layers if quality.choice.layers[0] and quality.choice.token in TOKENS]
     single, choice = max(layers, key=Quality.mean), pair.choice
@@ -242,7 +213,7 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     gain = max(pairs, key=lambda result: result.comparison.difference if result.comparison else 0.0)
     score = "maximum" if choice.pooling == "none" else choice.pooling
     step = run.checkpoint["step"]
-    return [
+    lines = [
         f"weights of the mixture: {large}",
         f"The encoder was trained for {step:,} steps, which change the layers that its head reads."
         if step
@@ -254,19 +225,12 @@ def _advice(run: Run, probe: Probe) -> list[str]:
         f"The best pair on all {len(probe.data.relevance):,} queries ({_describe_choice(choice)}; {score}) is trained "
         "by:",
         _train_command(choice, run.config),
-        *_advice_of_one(single, pair, run.config),
     ]
-
-
-def _advice_of_one(single: Quality, pair: Quality, config: ConfigDict) -> list[str]:
-    """Return lines with the command that trains the best single layer; [] if it is worse than the best pair."""
-    if single.mean() < pair.mean():
-        return []
-    return [
-        f"One layer is not worse ({_describe_choice(single.choice)}: {single.mean():.4f}, the pair "
-        f"{pair.mean():.4f}), and is trained by:",
-        _train_command(single.choice, config),
-    ]
+    if single.mean() >= pair.mean():
+        numbers = f"{_describe_choice(single.choice)}: {single.mean():.4f}, the pair {pair.mean():.4f}"
+        lines.append(f"One layer is not worse ({numbers}), and is trained by:")
+        lines.append(_train_command(single.choice, run.config))
+    return lines
 
 
 def probe_picture(results: Mapping[str, Any]) -> Figure:

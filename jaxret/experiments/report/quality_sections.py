@@ -63,13 +63,8 @@ def _comparison_parts(set_results: ComparedSet, name: str) -> list[str]:
     cells = [_score_cells(column) for column in columns]
     counts = [value_cell(len(score.runs), ",.0f") for score in columns[0]]
     rows = [[system, *row] for system, *row in zip(comparison.systems, counts, *cells, strict=True)]
-    parts: list[str] = [
-        data_table(
-            f"{set_results.name}: means over {comparison.describe_queries()}",
-            ["system", "runs", *comparison.measures],
-            rows,
-        )
-    ]
+    caption = f"{set_results.name}: means over {comparison.describe_queries()}"
+    parts: list[str] = [data_table(caption, ["system", "runs", *comparison.measures], rows)]
     if any(len(score.runs) > 1 for column in columns for score in column):
         parts.append(paragraph("±: standard deviation over runs."))
     if comparison.tests:
@@ -79,10 +74,8 @@ def _comparison_parts(set_results: ComparedSet, name: str) -> list[str]:
         header = ["system", "measure", "difference", "95 %", "significant", "wins", "ties", "losses", "t-test", "Holm"]
         header += ["randomization", "Holm", "over runs"]
         count = sum(not test.comparison.equal for test in comparison.tests)
-        rows = [_test_cells(test) for test in comparison.tests]
-        parts.append(
-            data_table(f"{set_results.name}: minus {comparison.systems[0]}, query by query: paired tests", header, rows)
-        )
+        caption = f"{set_results.name}: minus {comparison.systems[0]}, query by query: paired tests"
+        parts.append(data_table(caption, header, [_test_cells(test) for test in comparison.tests]))
         parts.append(
             paragraph(
                 f"p-values are two-sided. Holm corrects the column on its left for all {count} tests of this table. "
@@ -91,14 +84,9 @@ def _comparison_parts(set_results: ComparedSet, name: str) -> list[str]:
             )
         )
     else:
-        parts.append(
-            missing_note(
-                "There is one system, so there is nothing to test. Another one is added by", "jaxret report RUN RUN"
-            )
-        )
-    if notes := comparison_notes(set_results.systems):
-        parts += [paragraph(note, "warning") for note in notes]
-    return parts
+        sentence = "There is one system, so there is nothing to test. Another one is added by"
+        parts.append(missing_note(sentence, "jaxret report RUN RUN"))
+    return parts + [paragraph(note, "warning") for note in comparison_notes(set_results.systems)]
 
 
 def _score_cells(scores: list[Score]) -> list[NumberCell]:
@@ -172,16 +160,8 @@ def winner_section(files: ReportFiles) -> Html:
             command = f"jaxret diversity --workdir={run.workdir} --data=DATA"
             sentences.append(missing_note(f"{run.label}: nobody has counted yet which vectors win; this is", command))
         for name, report in reports.items():
-            perplexity = value_cell(report["perplexity"]) if report["perplexity"] is not None else NumberCell(None)
-            rows.append(
-                [
-                    run.label,
-                    name,
-                    value_cell(report["pairs"], ",.0f"),
-                    value_cell(report["distance"], ".2g"),
-                    perplexity,
-                ]
-            )
+            forms = {"pairs": ",.0f", "distance": ".2g", "perplexity": ",.4f"}
+            rows.append([run.label, name, *(value_cell(report[key], form) for key, form in forms.items())])
             if report["equal"]:
                 text = "the vectors of a passage are equal except for rounding, so none of them wins."
                 sentences.append(paragraph(f"{run.label}, {name}: {text}", "warning"))
@@ -211,32 +191,20 @@ def cost_section(files: ReportFiles) -> Html:
         rows = [_cost_cells(run, set_results.name, measure, cost) for run, cost in costs.items()]
         parts.append(data_table("One query at a time", header, rows))
         if any("latency" not in cost for cost in costs.values()):
-            parts.append(
-                missing_note(
-                    "Times are missing where a search did not measure them; this is", f"{_SEARCH_COMMAND} --latency=100"
-                )
-            )
+            sentence = "Times are missing where a search did not measure them; this is"
+            parts.append(missing_note(sentence, f"{_SEARCH_COMMAND} --latency=100"))
     if parts:
         return join_html(parts)
-    return missing_note(
-        "No run was evaluated, so costs cannot be compared with quality. A search measures both:", _SEARCH_COMMAND
-    )
+    sentence = "No run was evaluated, so costs cannot be compared with quality. A search measures both:"
+    return missing_note(sentence, _SEARCH_COMMAND)
 
 
 def _cost_cells(run: RunFiles, name: str, measure: str, cost: dict[str, Any]) -> list[Cell]:
     latency = cost.get("latency", {})
     times = [latency.get(f"{phase}_ms", {}).get(p) for phase in ("encode", "search") for p in ("p50", "p99")]
-    quality = value_cell(run.evaluations[name].mean.get(measure))
-    size = value_cell(cost.get("bytes_per_passage"), ",.0f")
-    backend = str(latency.get("backend", "")).partition(" (")[0]
-    return [
-        run.label,
-        quality,
-        size,
-        *(value_cell(time, ",.2f") for time in times),
-        value_cell(latency.get("k"), ",.0f"),
-        backend,
-    ]
+    quality, size = run.evaluations[name].mean.get(measure), value_cell(cost.get("bytes_per_passage"), ",.0f")
+    cells: list[Cell] = [run.label, value_cell(quality), size, *(value_cell(time, ",.2f") for time in times)]
+    return [*cells, value_cell(latency.get("k"), ",.0f"), str(latency.get("backend", "")).partition(" (")[0]]
 
 
 def _cost_pictures(set_results: ComparedSet, costs: dict[RunFiles, dict[str, Any]], name: str) -> Html:
@@ -249,10 +217,11 @@ def _cost_pictures(set_results: ComparedSet, costs: dict[RunFiles, dict[str, Any
             sizes[run.label] = cost["bytes_per_passage"], quality
         if "latency" in cost:
             times[run.label] = sum(cost["latency"][f"{phase}_ms"]["p50"] for phase in ("encode", "search")), quality
-    latency = "ms per query, encoding and search, median"
-    storage_picture = partial(cost_picture, sizes, ("bytes per passage", measure))
-    latency_picture = partial(cost_picture, times, (latency, measure))
-    drawings: list[Drawing] = []
-    drawings += [(storage_picture, "Quality against storage", f"{name}-storage")] if sizes else []
-    drawings += [(latency_picture, "Quality against latency", f"{name}-latency")] if times else []
-    return gallery(drawings)
+    axes = {"storage": (sizes, "bytes per passage"), "latency": (times, "ms per query, encoding and search, median")}
+    return gallery(
+        [
+            (partial(cost_picture, points, (axis, measure)), f"Quality against {kind}", f"{name}-{kind}")
+            for kind, (points, axis) in axes.items()
+            if points
+        ]
+    )

@@ -77,19 +77,14 @@ def _value_table(set_results: ComparedSet, values: SystemValues, texts: SetTexts
     queries = list(values[systems[0]])
     spread = {query: max(row) - min(row) for query in queries for row in [[values[name][query] for name in systems]]}
     selection = sorted(queries, key=lambda query: (-spread[query], query))[:TABLE_QUERIES]
-    rows: list[list[Cell]] = [
-        [
-            _shorten(_query_text(texts, query), _QUERY_LENGTH),
-            *(value_cell(values[name][query]) for name in systems),
-            value_cell(spread[query]),
-        ]
-        for query in selection
-    ]
+    rows: list[list[Cell]] = []
+    for query in selection:
+        cells = (value_cell(value) for value in (*(values[name][query] for name in systems), spread[query]))
+        rows.append([_shorten(_query_text(texts, query), _QUERY_LENGTH), *cells])
     several = f"the {len(selection):,} of {len(queries):,} on which systems differ most" if len(systems) > 1 else "all"
     caption = f"{set_results.measures[0]} of queries: {several if len(selection) < len(queries) else 'all'}"
-    return collapsible(
-        f"Values of {len(selection):,} queries", data_table(caption, ["query", *systems, "spread"], rows)
-    )
+    table = data_table(caption, ["query", *systems, "spread"], rows)
+    return collapsible(f"Values of {len(selection):,} queries", table)
 
 
 def _system_pairs(set_results: ComparedSet, values: SystemValues, texts: SetTexts, count: int) -> Iterator[Html]:
@@ -125,11 +120,9 @@ def _system_column(
     """Return the column of a system for some queries, from its first run."""
     run = set_results.run_of(set_results.systems[system][0])
     rankings = read_rankings(run, set_results.name, queries, HITS)
-    winners: Winners = {}
-    note = ""
-    if queries and run.vector_names:
-        winners, note = _find_winners(run, set_results.name, rankings, texts)
-    return SystemColumn(system, values[system], rankings, winners, note)
+    if not queries or not run.vector_names:
+        return SystemColumn(system, values[system], rankings, {})
+    return SystemColumn(system, values[system], rankings, *_find_winners(run, set_results.name, rankings, texts))
 
 
 def _find_winners(

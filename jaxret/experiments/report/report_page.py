@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-from jaxret.experiments.pictures.canvas import NO_MATPLOTLIB, drawing_is_installed, picture_svg
+from jaxret.experiments.pictures.canvas import COLOURS, NO_MATPLOTLIB, drawing_is_installed, picture_svg
 from jaxret.experiments.report.html import Html, as_html, join_html, missing_note, tag
 from jaxret.version import __version__
 
@@ -67,8 +67,9 @@ def _resource(name: str) -> str:
 
 
 # Colours of canvas.py -> variables of report.css, so that pictures follow the dark mode of the page.
-_VARIABLES = {"#222222": "var(--ink)", "#dadada": "var(--rule)", "#ffffff": "none"}
-_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_VARIABLES = {"#222222": "var(--ink)", "#dadada": "var(--rule)", "#ffffff": "none"} | {
+    colour.lower(): f"var(--c{number})" for number, colour in enumerate(COLOURS)
+}
 
 
 def gallery(drawings: Sequence[Drawing]) -> Html:
@@ -87,7 +88,7 @@ def _inline_figure(svg: str, title: str, name: str) -> Html:
         name: prefix that makes the ids of the picture unique in the page.
     """
     body, name = svg[svg.index("<svg") :], re.sub(r"[^A-Za-z0-9_-]", "-", name)
-    for colour, variable in _VARIABLES.items() | {colour: f"var(--c{i})" for i, colour in enumerate(_SERIES)}.items():
+    for colour, variable in _VARIABLES.items():
         body = body.replace(colour, variable)
     body = body.replace("'DejaVu Sans'", "system-ui, sans-serif")
     body = re.sub(r'\bid="', f'id="{name}-', body)

@@ -53,41 +53,17 @@ def overview_section(files: ReportFiles) -> Html:
 
 
 def _overview_row(run: RunFiles) -> list[Cell]:
-    config = run.config
+    config, results = run.config, [", ".join(run.results) or "none", str(run.workdir)]
     if not config:
-        return [
-            run.label,
-            "BM25" if _is_bm25(run) else "",
-            "",
-            NumberCell(None),
-            NumberCell(None),
-            _result_names(run),
-            str(run.workdir),
-        ]
+        is_bm25 = any("bm25" in result.get("provenance", {}).get("config", {}) for result in run.results.values())
+        return [run.label, "BM25" if is_bm25 else "", "", NumberCell(None), NumberCell(None), *results]
     steps = max((line["step"] for line in run.metrics if "loss" in line), default=0)
     metric = config.get("validation.metric", "")
     dev = [line[f"validation/{metric}"] for line in run.metrics if f"validation/{metric}" in line]
-    lower = metric in ("nll", "average_rank")
-    best = (min if lower else max)(dev) if dev else None
+    best = (min if metric in ("nll", "average_rank") else max)(dev, default=None)
     best_cell = NumberCell(best, f"{metric} {best:.4f}") if best is not None else NumberCell(None)
     family = config["head.name"] if config.get("task") == "retrieval" else config.get("task", "")
-    return [
-        run.label,
-        family,
-        config["encoder.checkpoint"],
-        value_cell(steps, ",.0f"),
-        best_cell,
-        _result_names(run),
-        str(run.workdir),
-    ]
-
-
-def _is_bm25(run: RunFiles) -> bool:
-    return any("bm25" in result.get("provenance", {}).get("config", {}) for result in run.results.values())
-
-
-def _result_names(run: RunFiles) -> str:
-    return ", ".join(run.results) or "none"
+    return [run.label, family, config["encoder.checkpoint"], value_cell(steps, ",.0f"), best_cell, *results]
 
 
 def config_section(files: ReportFiles) -> Html:
@@ -103,28 +79,20 @@ def config_section(files: ReportFiles) -> Html:
     if different_keys:
         rows = [[key, *values[key]] for key in different_keys]
         parts.append(data_table(f"{len(different_keys)} keys differ", header, rows))
-        if all(key.startswith("seed.") for key in keys_of_results(different_keys)):
+        result_keys = without_seeds(dict.fromkeys(different_keys))
+        if all(key.startswith("seed.") or key not in result_keys for key in different_keys):
             parts.append(paragraph("Of the keys that results depend on, only seeds differ."))
     else:
         parts.append(paragraph("The configs are equal." if len(runs) > 1 else "There is one run, so nothing differs."))
     equal_rows = [[key, values[key][0]] for key in keys if key not in different_keys]
-    parts.append(
-        collapsible(
-            f"The other {len(equal_rows)} keys", data_table("Keys with one value", ["key", "value"], equal_rows)
-        )
-    )
+    table = data_table("Keys with one value", ["key", "value"], equal_rows)
+    parts.append(collapsible(f"The other {len(equal_rows)} keys", table))
     for run in runs:
         for line in run.history:
             changes = (f"{key}: {_value_text(old)} → {_value_text(new)}" for key, (old, new) in line["changes"].items())
             parts.append(paragraph(f"{run.label} was resumed at step {line['step']:,} with other settings:"))
             parts.append(bullets(list(changes)))
     return join_html(parts)
-
-
-def keys_of_results(keys: list[str]) -> list[str]:
-    """Return the keys in `keys` that results depend on, seeds included."""
-    result_keys = without_seeds(dict.fromkeys(keys))
-    return [key for key in keys if key in result_keys or key.startswith("seed.")]
 
 
 def _value_text(value: Any) -> str:
@@ -142,9 +110,8 @@ def training_section(files: ReportFiles) -> Html:
     extra_names = [name for name in dev if name not in main_names] + ["gradient_norm"]
     parts: list[str] = [curves(files, main_names)]
     if not dev:
-        parts.append(
-            missing_note("There are no dev curves: no run was validated. A dev set is", "--config.data.dev=DATA")
-        )
+        sentence = "There are no dev curves: no run was validated. A dev set is"
+        parts.append(missing_note(sentence, "--config.data.dev=DATA"))
     dev_header = [f"dev {name.removeprefix('validation/')}" for name in dev]
     parts.append(data_table("Ends of the curves", ["run", "steps", "first loss", "last loss", *dev_header],
                             [_curve_ends(run, dev) for run in runs]))  # fmt: skip
@@ -217,14 +184,10 @@ def _speed_cells(run: RunFiles) -> list[Cell]:
 
 def origin_section(files: ReportFiles) -> Html:
     """Return where the runs come from: versions, devices, commands, and digests of data and checkpoints."""
-    parts: list[str] = []
     header = ["run", "jaxret", "Python", "JAX", "devices", "platform"]
     rows = [_version_cells(run) for run in files.runs if run.environment]
-    parts.append(
-        data_table("Where the runs were trained", header, rows) if rows else missing_note("No run has env.json.")
-    )
-    digests = list(_digest_rows(files))
-    if digests:
+    parts = [data_table("Where the runs were trained", header, rows) if rows else missing_note("No run has env.json.")]
+    if digests := list(_digest_rows(files)):
         header = ["run", "of", "digest (SHA-256)", "size"]
         parts.append(collapsible("Digests of data, checkpoints and corpora", data_table("Digests", header, digests)))
     commands = [(run.label, " ".join(map(str, run.environment.get("command", [])))) for run in files.runs]
@@ -233,18 +196,10 @@ def origin_section(files: ReportFiles) -> Html:
 
 
 def _version_cells(run: RunFiles) -> list[Cell]:
-    environment = run.environment
-    devices = environment.get("devices", [])
+    environment, devices = run.environment, run.environment.get("devices", [])
     names = f"{len(devices)} × {devices[0]}" if devices else ""
-    jax = environment.get("packages", {}).get("jax", "")
-    return [
-        run.label,
-        environment.get("jaxret", ""),
-        environment.get("python", ""),
-        jax,
-        names,
-        environment.get("platform", ""),
-    ]
+    jaxret, python, platform = (environment.get(key, "") for key in ("jaxret", "python", "platform"))
+    return [run.label, jaxret, python, environment.get("packages", {}).get("jax", ""), names, platform]
 
 
 def _digest_rows(files: ReportFiles) -> Iterator[list[Cell]]:

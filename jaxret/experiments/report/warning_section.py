@@ -39,9 +39,8 @@ def warning_section(files: ReportFiles) -> Html:
         for warning in _run_warnings(run):
             labels.setdefault(warning, []).append(run.label)
         if run.config and "train" not in run.warnings:
-            remarks.append(
-                f"{run.label} has no stored warnings of training: an earlier version trained it, or it was imported."
-            )
+            reason = "an earlier version trained it, or it was imported"
+            remarks.append(f"{run.label} has no stored warnings of training: {reason}.")
     for warning, names in labels.items():
         warnings.setdefault(warning.kind, []).append(f"{warning.text} ({', '.join(names)})")
     for warning in [*_leak_warnings(files), *_equal_passage_warnings(files)]:
@@ -50,9 +49,7 @@ def warning_section(files: ReportFiles) -> Html:
         else:
             warnings.setdefault(warning.kind, []).append(warning.text)
     parts: list[str] = []
-    for kind in sorted(
-        warnings, key=lambda kind: list(_KIND_TITLES).index(kind) if kind in _KIND_TITLES else len(_KIND_TITLES)
-    ):
+    for kind in sorted(warnings, key=[*_KIND_TITLES, *warnings].index):
         lines = list(dict.fromkeys(warnings[kind]))
         parts.append(tag("h3", f"{_KIND_TITLES.get(kind, kind)} ({len(lines):,})"))
         parts += [paragraph(line, "warning") for line in lines]

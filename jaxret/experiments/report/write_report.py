@@ -82,9 +82,8 @@ def _run_folder(path: Path) -> Path:
 def render_report(files: ReportFiles, options: ReportOptions) -> str:
     """Return the text of the HTML file."""
     labels = [run.label for run in files.runs]
-    title = options.title or (
-        f"Report of {_join_names(labels)}" if len(labels) <= 4 else f"Report of {len(labels)} runs"
-    )
+    names = " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+    title = options.title or f"Report of {names if len(labels) <= 4 else f'{len(labels)} runs'}"
     data = ", ".join(set_results.name for set_results in files.sets)
     lead = f"Evaluated on {data}." if data else "Not evaluated yet."
     sections = [
@@ -101,7 +100,3 @@ def render_report(files: ReportFiles, options: ReportOptions) -> str:
         Section("origin", "Origin", origin_section(files)),
     ]
     return render_page(title, lead, sections)
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
