@@ -19,6 +19,7 @@ from jaxret.models.encoders.sentence_transformers import MODULES, encoder_folder
 from jaxret.models.heads.head import Side
 from jaxret.parallel.progress import with_progress
 from jaxret.runs.run import Run
+from jaxret.types import Ragged
 
 _SOURCES = (random, statistics, textwrap, inspect)
 
@@ -34,6 +35,14 @@ def sample_texts() -> list[str]:
     return [" ".join(text.split()) for text in dict.fromkeys(docstrings) if text][:64]
 
 
+def sample_tokens(run: Run, side: Side) -> Ragged:
+    """Return the token ids of `sample_texts` by the run's tokenizer."""
+    texts = sample_texts()
+    if side == "query":
+        return run.tokenizer.queries(texts)
+    return run.tokenizer.passages([Passage(str(number), text) for number, text in enumerate(texts)])
+
+
 def compare_with_original(run: Run, directory: Path) -> str:
     """Return a sentence on the largest difference between a run's vectors and the vectors of the model in `directory`.
 
@@ -44,14 +53,10 @@ def compare_with_original(run: Run, directory: Path) -> str:
         package = "PyLate" if is_pylate(directory) else "sentence-transformers, or transformers with PyTorch,"
         return f"not compared with the original: {package} is not installed"
     texts, largest, size = sample_texts(), 0.0, 0.0
-    tokens = {
-        "query": run.tokenizer.queries(texts),
-        "passage": run.tokenizer.passages([Passage(str(i), text) for i, text in enumerate(texts)]),
-    }
     embed = run.with_dimension(0).embedder()  # full size, because only jaxret scales cut vectors to length 1 again
     sides: tuple[Side, ...] = ("query", "passage")
     for side in with_progress(sides, f"compare with {library}", len(sides), "side"):
-        run_vectors = embed(tokens[side], side).flat
+        run_vectors = embed(sample_tokens(run, side), side).flat
         try:
             library_vectors = original_vectors(run, directory, library, texts, side)
         except Exception as error:  # libraries raise errors of many types
@@ -77,15 +82,13 @@ def _different_tokens(run: Run, directory: Path, texts: list[str]) -> str:
     tokenizer, _ = _transformers(encoder_folder(directory))
     length, prompt = run.config.tokens.query_length, run.tokenizer.prompt("query")
     for text, row in zip(texts, run.tokenizer.queries(texts), strict=True):
-        ids, library_ids = (
-            np.where(row < 0, ~row, row).tolist(),
-            tokenizer(prompt + text, truncation=True, max_length=length)["input_ids"],
-        )
+        ids = np.where(row < 0, ~row, row).tolist()
+        library_ids = tokenizer(prompt + text, truncation=True, max_length=length)["input_ids"]
         if ids != library_ids:
-            difference = (
-                f"their tokenizer makes {_shorten_ids(library_ids)} of {text[:40]!r}..., and ours {_shorten_ids(ids)}"
+            return (
+                f"their tokenizer makes {_shorten_ids(library_ids)} of {text[:40]!r}..., and ours {_shorten_ids(ids)}; "
+                "see post_processor in tokenizer.json, and tokens.end_token"
             )
-            return f"{difference}; see post_processor in tokenizer.json, and tokens.end_token"
     return ""
 
 
@@ -117,12 +120,7 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
     if library == "pylate":
         return np.concatenate(pylate_vectors(directory, [prompt + text for text in texts], side))
     if library == "sentence-transformers":
-        from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
-        model.truncate_dim = None
+        model = load_sentence_transformer(directory)
         return model.encode(texts, prompt=prompt, normalize_embeddings=run.config.normalize, show_progress_bar=False)
     tokenizer, model = _transformers(encoder_folder(directory))
     length, token = run.config.tokens[f"{side}_length"], run.config.head.token
@@ -137,6 +135,17 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
     for matrix in read_dense_modules(directory):
         result = result @ matrix
     return result / np.linalg.norm(result, axis=1, keepdims=True) if run.config.normalize else result
+
+
+def load_sentence_transformer(directory: Path) -> Any:
+    """Return a model of sentence-transformers that gives vectors of full size."""
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+    model.truncate_dim = None
+    return model
 
 
 def _pooled(states: np.ndarray, token: str) -> np.ndarray:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from jaxret.data.records import Passage
-from jaxret.export.compare_original import sample_texts
+from jaxret.export.compare_original import sample_texts, sample_tokens
 from jaxret.models.heads.head import Side
 from jaxret.runs.run import Run
 from jaxret.types import Ragged, Tokens
@@ -26,14 +25,6 @@ def run_in_float32(run: Run) -> Run:
     module = run.model.module
     exact = module.clone(compute=replace(module.compute, dtype=jnp.float32))
     return replace(run, model=replace(run.model, module=exact), program_cache={})
-
-
-def sample_tokens(run: Run, side: Side) -> Ragged:
-    """Return the token ids of `sample_texts` by the run's tokenizer."""
-    texts = sample_texts()
-    if side == "query":
-        return run.tokenizer.queries(texts)
-    return run.tokenizer.passages([Passage(str(number), text) for number, text in enumerate(texts)])
 
 
 def padded_inputs(run: Run, side: Side, tokens: Ragged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -53,6 +44,11 @@ def run_states(run: Run, side: Side, tokens: Ragged) -> np.ndarray:
     ids, mask, _ = padded_inputs(run, side, tokens)
     batch = Tokens(jnp.asarray(ids), jnp.asarray(mask))
     return np.asarray(run.model.hidden_states(run.params, batch, side).states)[:, mask]
+
+
+def check_vectors(run: Run, compute: Callable[[Side, Ragged], np.ndarray], values: str) -> str:
+    """Compare the vectors that `compute` returns for (side, tokens) with the run's, as `check_round_trip`."""
+    return check_round_trip(run, lambda side, tokens: (run_vectors(run, side, tokens), compute(side, tokens)), values)
 
 
 def check_round_trip(run: Run, compute: OutputPair, values: str) -> str:

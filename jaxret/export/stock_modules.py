@@ -18,8 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxret.data.tokens.backend import load_backend
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer, added_ids
-from jaxret.export.compare_original import sample_texts
-from jaxret.export.round_trip import sample_tokens
+from jaxret.export.compare_original import sample_texts, sample_tokens
 from jaxret.models.encoders.architectures import is_language_model, make_encoder
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
 from jaxret.models.encoders.sentence_transformers import MODULES, SETTINGS
@@ -174,24 +173,25 @@ def write_modules(run: Run, out: Path) -> None:
     settings = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity, **cut}
     write_json(out / SETTINGS, settings)
     if has_one_chain(run):
-        _write_module_list(out, _write_chain(run, "passage", forms["passage"], out, root=""))
+        write_module_list(out, _write_chain(run, "passage", forms["passage"], out, root=""))
         return
     chains = {ROUTES[side]: _write_chain(run, side, forms[side], out, f"{ROUTES[side]}_") for side in ROUTES}
     types = {name: kind for chain in chains.values() for name, kind in chain.items()}
     structure = {route: list(chain) for route, chain in chains.items()}
     parameters = {"default_route": "document", "allow_empty_key": True}
     write_json(out / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
-    _write_module_list(out, {"": f"{_TYPES}Router"})
+    write_module_list(out, {"": f"{_TYPES}Router"})
 
 
 def has_one_chain(run: Run) -> bool:
     """Return whether queries and passages go through the same modules."""
     query, passage = (vector_form(run, side) for side in ROUTES)
-    alike = bool(stock_problem(run)) or (query is not None and passage is not None and query.same_modules(passage))
-    return run.config.encoder.tied and alike
+    alike = query is not None and passage is not None and query.same_modules(passage)
+    return run.config.encoder.tied and (bool(stock_problem(run)) or alike)
 
 
-def _write_module_list(out: Path, chain: Mapping[str, str]) -> None:
+def write_module_list(out: Path, chain: Mapping[str, str]) -> None:
+    """Write the list of modules; `chain` is folder -> type."""
     lines = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(chain.items())]
     write_json(out / MODULES, lines)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxret.export.compare_original import original_library, sample_texts
+from jaxret.export.compare_original import load_sentence_transformer, original_library, sample_texts
 from jaxret.export.exported import CONFIG, HEAD, read_export, write_head
-from jaxret.export.round_trip import SIDES, check_round_trip, run_states, run_vectors
+from jaxret.export.round_trip import SIDES, check_round_trip, check_vectors, run_states
 from jaxret.export.stock_modules import (
     ROUTES,
     has_one_chain,
@@ -45,11 +45,8 @@ def write_head_and_compare(run: Run, out: Path, encoder: Path) -> list[str]:
     names = write_head(run, out)
     embedder = read_export(out).embedder
     embedder = replace(embedder, retriever=embedder.retriever.uncut)
-    sentence = check_round_trip(
-        run,
-        lambda side, tokens: (run_vectors(run, side, tokens), embedder(tokens, side).flat),
-        "vectors by jaxret.export.exported.read_export",
-    )
+    reader = "vectors by jaxret.export.exported.read_export"
+    sentence = check_vectors(run, lambda side, tokens: embedder(tokens, side).flat, reader)
     parameters = f"its parameters ({', '.join(names)}) are in {HEAD}" if names else "it has no parameters"
     head = f"The encoder's files do not describe head {run.config.head.name!r}: {parameters}, its settings in {CONFIG}."
     notes = [sentence, head]
@@ -89,19 +86,13 @@ def write_sentence_transformers(run: Run, out: Path) -> list[str]:
         )
         names = write_head(run, out)
         parameters = f"parameters ({', '.join(names)}) in {HEAD}" if names else "no parameters"
-        contents = (
-            f"{problem}: the export is its encoder, whose token_embeddings are right; the head has {parameters} and "
-        )
-        return [sentence, f"{contents}settings in {CONFIG}. jaxret reads exports of --to=hf.", *notes]
-    sentence = check_round_trip(
-        run, lambda side, tokens: (run_vectors(run, side, tokens), stock_vectors(out, side, tokens)), "vectors"
-    )
+        contents = f"the head has {parameters} and settings in {CONFIG}. jaxret reads exports of --to=hf."
+        encoder = f"{problem}: the export is its encoder, whose token_embeddings are right"
+        return [sentence, f"{encoder}; {contents}", *notes]
+    sentence = check_vectors(run, lambda side, tokens: stock_vectors(out, side, tokens), "vectors")
     if original_library(out) == "sentence-transformers":
-        sentence += "; " + check_round_trip(
-            run,
-            lambda side, tokens: (run_vectors(run, side, tokens), sentence_transformers_vectors(out, side)),
-            "vectors in sentence-transformers",
-        )
+        library = "vectors in sentence-transformers"
+        sentence += "; " + check_vectors(run, lambda side, _: sentence_transformers_vectors(out, side), library)
     return [sentence, *notes]
 
 
@@ -118,11 +109,6 @@ def transformer_folder(out: Path, side: Side) -> Path:
 
 def sentence_transformers_vectors(out: Path, side: Side) -> np.ndarray:
     """Return the vectors of sentence-transformers for the sample texts."""
-    from sentence_transformers import SentenceTransformer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    model = SentenceTransformer(str(out), device="cpu", local_files_only=True)
-    model.truncate_dim = None  # vectors of full size are compared
+    model = load_sentence_transformer(out)
     encode = model.encode_query if ROUTES[side] == "query" else model.encode_document
     return encode(sample_texts(), show_progress_bar=False)

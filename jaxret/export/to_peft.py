@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from jaxret.export.exported import CONFIG, HEAD, write_head
-from jaxret.export.round_trip import SIDES, check_round_trip, run_vectors
+from jaxret.export.round_trip import SIDES, check_vectors, run_vectors
 from jaxret.export.stock_modules import write_tokenizer
 from jaxret.models.heads.head import Side
 from jaxret.models.lora import make_adapters, merge_adapters
@@ -28,11 +28,10 @@ def write_peft(run: Run, out: Path) -> list[str]:
             f"--to=peft: {run.workdir} was trained without adapters (lora.rank is 0); --to=hf exports the full encoder"
         )
     tensors, base = trained_parameters(run), base_encoders(run)
-    source = run.config.encoder.checkpoint if not run.config.train.start_from else run.config.train.start_from
-    names: dict[Side, str] = {"passage": "encoder"}
-    if not run.config.encoder.tied:
-        names = {side: f"{side}_encoder" for side in SIDES}
-    folders = {side: out if run.config.encoder.tied else out / side for side in names}
+    source = run.config.train.start_from or run.config.encoder.checkpoint
+    tied = run.config.encoder.tied
+    names: dict[Side, str] = {"passage": "encoder"} if tied else {side: f"{side}_encoder" for side in SIDES}
+    folders = {side: out if tied else out / side for side in names}
     for side, name in names.items():
         save_adapters(folders[side], shapes, tensors[name], settings, source)
         write_tokenizer(run, side, folders[side])
@@ -40,14 +39,10 @@ def write_peft(run: Run, out: Path) -> list[str]:
     read_back = {name: load_adapters(folders[side], shapes, settings) for side, name in names.items()}
     remaining_params = {name: part for name, part in jax.device_get(run.params).items() if name not in names.values()}
     params = {**remaining_params, **merge_adapters(join_parameters(base, read_back), adapters.scaling)}
-    merged_run = replace(
-        run, params=jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), params, run.params)
-    )
-    sentence = check_round_trip(
-        run,
-        lambda side, tokens: (run_vectors(run, side, tokens), run_vectors(merged_run, side, tokens)),
-        "vectors of the base with these adapters",
-    )
+    params = jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), params, run.params)
+    merged_run = replace(run, params=params)
+    values = "vectors of the base with these adapters"
+    sentence = check_vectors(run, lambda side, tokens: run_vectors(merged_run, side, tokens), values)
     parameters = f"its parameters ({', '.join(head_names)}) are in {HEAD}" if head_names else "it has no parameters"
     notes = [
         sentence,

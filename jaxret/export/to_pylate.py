@@ -10,9 +10,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxret.export.compare_original import pylate_vectors, sample_texts
-from jaxret.export.round_trip import check_round_trip, padded_inputs, run_vectors
-from jaxret.export.stock_modules import ROUTES, read_states, vector_form, write_encoder
-from jaxret.models.encoders.sentence_transformers import MODULES, SETTINGS, TITLE_SEPARATOR
+from jaxret.export.round_trip import check_vectors, padded_inputs
+from jaxret.export.stock_modules import ROUTES, read_states, vector_form, write_encoder, write_module_list
+from jaxret.models.encoders.sentence_transformers import SETTINGS, TITLE_SEPARATOR
 from jaxret.models.heads import pylate
 from jaxret.models.heads.head import Side
 from jaxret.runs.mismatch import flatten
@@ -37,30 +37,19 @@ def write_pylate(run: Run, out: Path) -> list[str]:
     kernel = form.projections[0] if form.projections else np.eye(head.hidden_size, dtype=np.float32)
     write_encoder(run, "passage", out)
     kind, dense = pylate.dense_module(kernel)
-    modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", kind)]
-    lines = [{"idx": i, "name": str(i), "path": path, "type": type} for i, (path, type) in enumerate(modules)]
-    write_json(out / MODULES, lines)
+    write_module_list(out, {"": "sentence_transformers.models.Transformer", "1_Dense": kind})
     write_json(out / SETTINGS, settings)
     length = {"max_seq_length": max(lengths.values()), "do_lower_case": False}
     write_json(out / "sentence_bert_config.json", length)
     write_json(out / "1_Dense" / "config.json", dense)
     weights = {"linear.weight": np.ascontiguousarray(kernel.T)}
     save_file(weights, out / "1_Dense" / "model.safetensors", {"format": "pt"})
-    sentence = check_round_trip(
-        run,
-        lambda side, tokens: (run_vectors(run, side, tokens), pylate_file_vectors(run, out, side, tokens)),
-        "vectors",
-    )
+    sentence = check_vectors(run, lambda side, tokens: pylate_file_vectors(run, out, side, tokens), "vectors")
     if importlib.util.find_spec("pylate"):
-        pylate_sentence = check_round_trip(
-            run,
-            lambda side, tokens: (
-                run_vectors(run, side, tokens),
-                np.concatenate(pylate_vectors(out, sample_texts(), side)),
-            ),
-            "vectors in PyLate",
+        library = check_vectors(
+            run, lambda side, _: np.concatenate(pylate_vectors(out, sample_texts(), side)), "vectors in PyLate"
         )
-        sentence += f"; {pylate_sentence}"
+        sentence += f"; {library}"
     return [sentence]
 
 

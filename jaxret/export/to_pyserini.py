@@ -24,9 +24,8 @@ from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import atomic_write
 
 MOST_PASSAGES = 10  # passages of a query that are compared
-_COUNT = (
-    8  # offset of the number of vectors in the header, after a name and the vector size, which have four bytes each
-)
+# Offset of the number of vectors in the header, after a name and the vector size, which have four bytes each.
+_COUNT = 8
 
 
 def write_pyserini(run: Run, out: Path, encoded_name: str) -> list[str]:
