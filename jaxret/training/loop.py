@@ -39,13 +39,14 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import jax
 import optax
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import Examples, stack_batches
+from jaxret.models.model import ModelT
 from jaxret.parallel.events import emit
 from jaxret.parallel.mesh import Program, row_parts, shard_batch
 from jaxret.parallel.processes import any_process, wait_for_all
@@ -73,12 +74,12 @@ from jaxret.training.recorder import Criterion, Inspector, Recorder, require_fin
 from jaxret.training.signals import stop_on_sigterm
 from jaxret.training.starting_weights import first_state, first_step
 from jaxret.training.step import make_train_step
-from jaxret.training.task import AnyData, AnyJob, Task, TrainingPlan
+from jaxret.training.task import AnyData, AnyJob, ExamplesT, Task, TrainingData, TrainingJob, TrainingPlan
 from jaxret.training.tasks import get_task
 from jaxret.training.teacher import load_teacher
 from jaxret.training.throughput import ThroughputMeter, countable_step, ideal_seconds
 from jaxret.training.train_state import TrainState, make_update_rule, restore_state
-from jaxret.types import TrainingBatch
+from jaxret.types import BatchT
 
 
 @dataclass
@@ -135,7 +136,7 @@ def train(
         return _train(job, callback)
 
 
-def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
+def _train(job: TrainingJob[ModelT, ExamplesT, BatchT], callback: MetricsCallback | None) -> TrainResult:
     config, first = job.config, first_step(job)
     data = job.task.read_data(job)
     optimization = make_optimization(config, data.train, first)
@@ -298,13 +299,13 @@ def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpo
 
 
 @dataclass
-class Trainer:
+class Trainer(Generic[ExamplesT, BatchT]):
     """The training loop: steps, and logs, validation and checkpoints between them."""
 
     job: AnyJob
     optimization: Optimization  # length and learning rate
-    data: Examples | None  # training examples; None if there are no steps
-    plan: TrainingPlan[Any, Any]  # how examples become batches
+    data: ExamplesT | None  # training examples; None if there are no steps
+    plan: TrainingPlan[ExamplesT, BatchT]  # how examples become batches
     train_step: Program  # (state, batch) -> (state, metrics)
     recorder: Recorder  # validation and checkpoints
     meter: ThroughputMeter  # measurements of speed
@@ -367,7 +368,7 @@ class Trainer:
         rate = float(self.optimization.learning_rate(max(step - skip_count - 1, 0)))
         return {"learning_rate": rate, "skipped_steps": skip_count}
 
-    def batch(self, step: int) -> TrainingBatch:
+    def batch(self, step: int) -> BatchT:
         """Return this process's part of a step's batch, on the mesh. If a step has several batches, they are
         stacked."""
         assert self.data is not None  # the data are None only if there are no steps
@@ -378,13 +379,13 @@ class Trainer:
 
 
 def make_trainer(
-    job: AnyJob,
-    data: AnyData,
+    job: TrainingJob[ModelT, ExamplesT, BatchT],
+    data: TrainingData[ExamplesT],
     optimization: Optimization,
     state: TrainState,
     checkpoints: Checkpoints,
     metrics_log: MetricsLog,
-) -> Trainer:
+) -> Trainer[ExamplesT, BatchT]:
     """Return the trainer of a job. Nothing is compiled yet.
 
     Args:

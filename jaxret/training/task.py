@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import Examples, TrainingSet
+from jaxret.data.tokens.packing import Packer
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.model import ModelT
@@ -57,7 +58,7 @@ class TrainingPlan(Protocol[ReadExamplesT, MadeBatchT]):
         ...
 
     @property
-    def packer(self) -> Any:
+    def packer(self) -> Packer | None:
         """The packing of training batches; None: no packing."""
         ...
 
@@ -123,6 +124,7 @@ class TrainingJob(Generic[ModelT, ExamplesT, BatchT]):
         return record
 
 
+# For functions that read only fields whose types do not depend on the task.
 AnyJob = TrainingJob[Any, Any, Any]
 
 

@@ -4,7 +4,6 @@ its step, and each process makes its own rows."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -61,7 +60,7 @@ class MaskedBatches:
             examples = np.concatenate(pairs)
         return np.concatenate([examples, np.full(self.padded_size - len(examples), -1)])
 
-    def training_batch(self, data: Any, batch_number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
+    def training_batch(self, data: object, batch_number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
         """Return a process's rows of a batch. `data` is not used, because `spans` has the data."""
         return self(batch_number, part)
 
@@ -76,7 +75,7 @@ class MaskedBatches:
         ]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
-    def describe_batch(self, data: Any, batch_number: int) -> str:
+    def describe_batch(self, data: object, batch_number: int) -> str:
         """Return the first documents of a batch, for an error."""
         spans = self.spans_of(batch_number)
         documents = np.searchsorted(self.spans.first, spans[spans >= 0][:8], side="right")
