@@ -37,7 +37,7 @@ from jaxret.search.passage_vectors import require_options
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import atomic_write, sha256_bytes
-from jaxret.storage.working_copy import folder_files
+from jaxret.storage.working_copy import folder_files, publish
 
 
 @dataclass(frozen=True)
@@ -399,6 +399,7 @@ def _passages_file(folder: Path, passages: Iterable[Passage]) -> Iterator[Path]:
     except BaseException:
         if {name for name, _ in folder_files(folder)} == names:
             path.unlink(missing_ok=True)
+            publish(folder)
             with contextlib.suppress(OSError):
                 folder.rmdir()  # succeeds if the folder is empty
         raise

@@ -269,6 +269,7 @@ def encode_source(
                 writer.remove_shards(job.own_shards)
             if not leases.others_exist():
                 writer.withdraw_announcement()
+            publish(folder)  # else a bucket would keep what was removed
             raise
     rows_encoded = sum(shard.rows for shard in writer.shards if shard.index in job.own_shards)
     timing = encoding_time(run, rows_encoded, time.perf_counter() - start) if rows_encoded else None

@@ -491,7 +491,7 @@ def require_checkpoint(run: OpenedRun[Any], vectors: Path) -> None:
     folder of the vectors."""
     folder = run.workdir.checkpoints / str(run.checkpoint["step"])
     refresh(folder)
-    if folder.parent.exists() and not folder.exists():
+    if not folder.exists():
         raise CheckpointError(
             f"{shown_path(folder)} was deleted: training has made a newer checkpoint, and no model fits vectors of the "
             f"deleted one. Delete {shown_path(vectors)}, if it exists, and run encode again"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline import contents, train_arguments, untrained_run, write_data, write_encoder
+from tests.pipeline import command, contents, train_arguments, untrained_run, write_data, write_encoder
 from tests.storage.buckets import Server, finish, gcs_server, s3_server, start
 from tests.storage.fake_gcs import FakeGcs
 
@@ -184,6 +184,33 @@ def test_changes_from_python_are_published_when_they_are_made(gcs: Server, tmp_p
     encoder = write_encoder(tmp_path / "encoder")
     output = finish(start("-c", gcs[1], CHANGES_FROM_PYTHON, str(encoder)))
     assert output.splitlines()[-1] == str([True] * 4)
+
+
+WITH_A_DELETED_CHECKPOINT = """
+import subprocess, sys
+import jaxret
+retriever = jaxret.Retriever.open("gs://bucket/runs/trained")
+subprocess.run(sys.argv[1:], check=True)
+try:
+    jaxret.Index.build(retriever, ["river stone"], "texts", progress=False)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.slow
+def test_an_encoder_in_a_bucket_sees_that_training_deleted_its_checkpoint(gcs: Server, tmp_path: Path) -> None:
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+
+    def train(steps: int) -> list[str]:
+        words = train_arguments(encoder, data, tmp_path, train__steps=steps, data__dev="")
+        return ["--workdir=gs://bucket/runs/trained" if "--workdir=" in word else word for word in words]
+
+    finish(start("train.py", gcs[1], *train(3)))
+    output = finish(start("-c", gcs[1], WITH_A_DELETED_CHECKPOINT, *command("train.py", *train(6))))
+    message = "CheckpointError: gs://bucket/runs/trained/checkpoints/3 was deleted"
+    assert output.splitlines()[-1].startswith(message), output
+    assert not [name for _, name in gcs[0].objects if "trained/embeddings" in name], "nothing is left in the bucket"
 
 
 @pytest.mark.slow

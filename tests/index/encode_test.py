@@ -81,8 +81,10 @@ def test_a_run_of_another_version_names_the_missing_key(root: Path, tmp_path: Pa
 
 
 def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
-    """Return a run with another folder."""
-    return replace(run, workdir=Workdir(workdir), **changes)
+    """Return a run with another folder, in which its checkpoint has no files."""
+    other = replace(run, workdir=Workdir(workdir), **changes)
+    (other.workdir.checkpoints / str(other.checkpoint["step"])).mkdir(parents=True, exist_ok=True)
+    return other
 
 
 def test_vectors_equal_those_of_the_retriever(root: Path, run: Run, encoded: Path) -> None:
@@ -620,7 +622,7 @@ def test_a_job_that_fails_at_once_leaves_no_files(
 def test_a_name_outside_the_run_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"name .*corpus"):
         encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), name, progress=False)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_a_passage_without_finite_vectors_is_named_with_its_line(
@@ -683,7 +685,7 @@ def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monke
 def test_a_checkpoint_that_training_deleted_encodes_nothing(root: Path, run: Run, tmp_path: Path) -> None:
     """The checkpoint was deleted after the run was opened, and before its vectors were announced."""
     other = with_run(run, tmp_path)
-    other.workdir.checkpoints.mkdir()
+    (other.workdir.checkpoints / "0").rmdir()
     with pytest.raises(CheckpointError, match=r"checkpoints/0 was deleted: .* run encode again"):
         encode_corpus(other, Corpus.open(root / "data"), progress=False)
     assert not list((tmp_path / "embeddings").rglob("*.json")), "nothing is announced"
@@ -695,7 +697,6 @@ def test_a_checkpoint_that_training_deletes_during_encoding_is_an_error(
     """The training read the announced vectors just before these were announced."""
     other = with_run(run, tmp_path)
     checkpoint = other.workdir.checkpoints / "0"
-    checkpoint.mkdir(parents=True)
     write = EncodeWorker.write
 
     def write_and_delete(*arguments: Any) -> None:

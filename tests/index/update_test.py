@@ -92,7 +92,8 @@ def runs(root: Path) -> RunsByKind:
 
 
 def changed(run: Run, to: Path) -> tuple[Run, Path]:
-    """Copy a run; return it, and the folder of its corpus `a`."""
+    """Copy a run without the files of its checkpoint; return it, and the folder of its corpus `a`."""
+    (to / "checkpoints" / str(run.checkpoint["step"])).mkdir(parents=True)
     shutil.copytree(run.workdir.path / "embeddings", to / "embeddings", ignore=shutil.ignore_patterns("whole"))
     other = replace(run, workdir=Workdir(to))
     return other, corpus_folder(other.workdir)
