@@ -174,11 +174,12 @@ def common_measures(results: Sequence[RunResult], measures: Sequence[str] = ()) 
 
 
 def split_argument(argument: str) -> tuple[str, list[str]]:
-    """Split "NAME=RUN,RUN" into (NAME, runs); "RUN" gives ("", [RUN]). Raises ValueError without a name or runs."""
+    """Split "NAME=RUN,RUN" into (NAME, runs); "RUN" gives ("", [RUN]). A path that exists is one run, also with "=" and
+    commas. Raises ValueError without a name or runs."""
     if "=" not in argument or os.path.exists(argument):
         return "", [argument]
     name, _, runs = argument.partition("=")
-    run_names = [run for run in runs.split(",") if run]
+    run_names = [runs] if os.path.exists(runs) else [run for run in runs.split(",") if run]
     if not name or not run_names:
         raise ValueError(f"{argument!r} names no runs; write NAME=RUN or NAME=RUN,RUN")
     return name, run_names

@@ -94,9 +94,10 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
         if not any(hits.values()):
             short = sorted({name.rpartition(".")[2] for tensor in layers.values() for name in module_names(tensor)})
             example = module_names(next(iter(layers.values())))[0]
+            several = f"; several targets are written as {tuple(target.split(','))}" if "," in target else ""
             raise ValueError(
                 f"{key} has {target!r}, which matches no dense layer of the encoder; use "
-                f"{', '.join(short)} (as in {example}), or {ALL_LINEAR!r}"
+                f"{', '.join(short)} (as in {example}), or {ALL_LINEAR!r}{several}"
             )
         for path, numbers in hits.items():
             if numbers:

@@ -17,6 +17,7 @@ from jaxret.experiments.compare_runs import (
     compare_runs,
     comparison_notes,
     render_sets,
+    split_argument,
     training_data_note,
 )
 from jaxret.runs.mismatch import ContractError
@@ -313,6 +314,13 @@ def test_invalid_result_files(tmp_path: Path) -> None:
         compare_runs([str(path)])
     with pytest.raises(ValueError, match="'x=' names no runs; write NAME=RUN"):
         compare_runs(["x="])
+
+
+def test_a_named_folder_may_have_a_comma(tmp_path: Path) -> None:
+    path = str(tmp_path / "lr=1,batch=2")
+    assert split_argument(f"x={path}") == ("x", [str(tmp_path / "lr=1"), "batch=2"])  # control: no such folder
+    Path(path).mkdir()
+    assert split_argument(f"x={path}") == ("x", [path])
 
 
 def test_several_data_sets(tmp_path: Path) -> None:

@@ -329,6 +329,7 @@ def test_a_new_mlm_head_would_not_be_trained(tmp_path: Path) -> None:
         ({"lora.base_dtype": "int8"}, r"lora.base_dtype .*'int8'; .*bfloat16, float32"),
         ({"lora.targets": ()}, "lora.targets is empty"),
         ({"lora.targets": ("q_proj",)}, "'q_proj', .*no dense layer.*query.*all-linear"),
+        ({"lora.targets": ("query,key",)}, r"written as \('query', 'key'\)$"),
         ({"lora.targets": ("encoder.layer.0.output.dense",)}, "1 of 2 layers.*lora.layers"),
         ({"lora.layers": (0, 2)}, r"lora.layers .*\(0, 2\); .*encoder .*1 .*2"),
         ({"lora.targets": ("(",)}, "is not a regular expression"),

@@ -30,13 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # kind -> function that draws it from the files of runs
-_RUN_PICTURES: dict[str, Callable[[Runs], Figure]] = {
-    "training": training_picture,
-    "annealing": annealing_picture,
-    "winners": winner_picture,
-    "weights": weight_picture,
-}
-PICTURE_KINDS = ("sweep", *_RUN_PICTURES, "domains", "words")
+_RUN_PICTURES: dict[str, Callable[[Runs], Figure]] = {"training": training_picture, "annealing": annealing_picture}
+_DIVERSITY_PICTURES = {"winners": winner_picture, "weights": weight_picture}
+PICTURE_KINDS = ("sweep", *_RUN_PICTURES, *_DIVERSITY_PICTURES, "domains", "words")
 
 
 def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOptions | None = None) -> str:
@@ -69,6 +65,8 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
         make = partial(word_picture, words, run.model.module.head.word_values("passage"))
     elif kind == "domains":
         make = partial(domain_picture, _read_runs(arguments), options.x, options.y, options.measures)
+    elif kind in _DIVERSITY_PICTURES:
+        make = partial(_DIVERSITY_PICTURES[kind], _read_runs(arguments), options.data)
     else:
         make = partial(_RUN_PICTURES[kind], _read_runs(arguments))
     return save_picture(make, out or kind)
@@ -77,6 +75,7 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
 def _require_options(kind: str, options: PictureOptions) -> None:
     """Raise ValueError for an option that is missing, or that the kind does not read."""
     reads = {"sweep": ("measures",), "domains": ("measures", "x", "y"), "words": ("passage", "title", "checkpoint")}
+    reads |= dict.fromkeys(_DIVERSITY_PICTURES, ("data",))
     needs = {"domains": ("x", "y"), "words": ("passage",)}
     for name in needs.get(kind, ()):
         if not getattr(options, name):

@@ -19,6 +19,7 @@ class PictureOptions:
         (), "domains: results in the domain of training (eval/NAME.json); of several results, their mean", parse=tuple
     )
     y: tuple[str, ...] = option((), "domains: results of other domains", parse=tuple)
+    data: str = option("", "winners, weights: the report (eval/NAME.diversity.json), if a run has several")
     passage: str = option("", "words: text of the passage")
     title: str = option("", "words: title of the passage")
     checkpoint: str = shared_options.checkpoint()

@@ -119,24 +119,25 @@ def temperatures(workdir: Workdir, key: str) -> tuple[list[int], list[float]]:
     return steps, [config.loss[key] * factor for factor in factors]
 
 
-def winner_picture(runs: Runs) -> Figure:
+def winner_picture(runs: Runs, data: str = "") -> Figure:
     """Return bars: how often each vector of a passage has the best score with a relevant query (MLR, section 4.2.2).
-    `jaxret diversity` wrote the counts. Raises ValueError if the vectors of a run are equal."""
+    `jaxret diversity` wrote the counts, for `data` if there are several. Raises ValueError if the vectors of a run are
+    equal."""
     shares = {}
     for name, members in runs.items():
-        reports = [_read_diversity(run) for run in members]
+        reports = [_read_diversity(run, data) for run in members]
         if any(report["equal"] for report in reports):
             raise ValueError(f"{name}: the vectors of a passage are equal except for rounding, so none of them wins")
         shares[name] = [{key: wins / report["pairs"] for key, wins in report["wins"].items()} for report in reports]
     return vector_bars(shares, "share of pairs won")
 
 
-def weight_picture(runs: Runs) -> Figure:
+def weight_picture(runs: Runs, data: str = "") -> Figure:
     """Return bars: the weights of a passage's vectors in the pooled vector (MLR eq. 8), read from the reports of
-    `jaxret diversity`. Raises ValueError for a run that searches all vectors."""
+    `jaxret diversity`, for `data` if there are several. Raises ValueError for a run that searches all vectors."""
     weights = {}
     for name, members in runs.items():
-        poolings = [_read_diversity(run).get("pooling") or {} for run in members]
+        poolings = [_read_diversity(run, data).get("pooling") or {} for run in members]
         if not all(pooling.get("weights") for pooling in poolings):
             raise ValueError(f"{name}: the pooling has no weights, or the report is old: run `jaxret diversity` again")
         weights[name] = [pooling["weights"] for pooling in poolings]
@@ -222,16 +223,17 @@ def _draw_metric(ax: Axes, curves: Mapping[str, Sequence[tuple[list[float], list
         ax.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
 
 
-def _read_diversity(run: Workdir) -> dict[str, Any]:
-    """Return the report of `jaxret diversity` on a run's best checkpoint, or on another checkpoint if the best has
-    none. Raises ValueError unless there is exactly one."""
+def _read_diversity(run: Workdir, data: str) -> dict[str, Any]:
+    """Return the report eval/DATA.diversity.json of `jaxret diversity`; without `data`, the only report on a run's best
+    checkpoint, or on another checkpoint if the best has none. Raises ValueError if there is none, or no only one."""
     paths = sorted(run.path.glob("eval/*.diversity.json"))
-    paths = [path for path in paths if not re.search(r"\.step-\d+\.diversity$", path.stem)] or paths
-    if len(paths) != 1:
-        names = ", ".join(path.name for path in paths)
-        problem = f"has several ({names}); keep one" if paths else "has none"
-        raise ValueError(f"{run} needs one report of `jaxret diversity` in eval/, and {problem}")
-    return read_json(paths[0])
+    reports = {path.name.removesuffix(".diversity.json"): path for path in paths}
+    of_best = [name for name in reports if not re.search(r"\.step-\d+$", name)] or list(reports)
+    if data not in reports and (data or len(of_best) != 1):
+        kind = f"a report of `jaxret diversity`{f' on {data!r}' if data else ''}"
+        problem = f"{', '.join(reports)}; choose one with --data=NAME" if reports else "none"
+        raise ValueError(f"{run}: {kind} is needed; eval/ has {problem}")
+    return read_json(reports[data or of_best[0]])
 
 
 def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str) -> Figure:

@@ -147,6 +147,17 @@ def test_bars_of_winners_and_weights(tmp_path: Path) -> None:
         assert [tick.get_text() for tick in ax.get_yticklabels()] == ["layer 2", "layer 10", "layer 12"]
 
 
+def test_one_of_several_reports_is_drawn(tmp_path: Path) -> None:
+    runs, data = {"a": [write_run(tmp_path / "a")]}, "dev.test"
+    write_json(tmp_path / f"a/eval/{data}.diversity.json", {"equal": False, "pairs": 4, "wins": {"layer 2": 1}})
+    with pytest.raises(ValueError, match=r"choose .*--data=NAME"):
+        winner_picture(runs)
+    ax: Any = winner_picture(runs, data).axes[0]
+    assert [bar.get_width() for bar in ax.patches] == [0.25]
+    with pytest.raises(ValueError, match=r"on 'train' .* eval/ has data.test, dev.test"):
+        winner_picture(runs, "train")
+
+
 def test_domains_are_means_of_results(tmp_path: Path) -> None:
     runs = {"a": [write_run(tmp_path / "a", 1.0), write_run(tmp_path / "a2", 2.0)]}
     (ax,) = domain_picture(runs, ("near",), ("far", "other"), ("RR@10", "nDCG@10")).axes
