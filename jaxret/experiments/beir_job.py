@@ -38,15 +38,18 @@ class BeirJob:
             raise ValueError(f"two columns have the name {duplicates[0]}; give another name with --beside=NAME=FOLDER")
 
     @property
+    def lengths(self) -> tuple[str, str]:
+        """The parts of file names with the lengths of queries and passages; "" for the default."""
+        sides = {"q": self.query_length, "p": self.passage_length}
+        query, passage = (f"{side}{length}" if length else "" for side, length in sides.items())
+        return query, passage
+
+    @property
     def result(self) -> Path:
         """The file of the result. Its name has the checkpoint, `name`, and split and lengths that are not the
         default."""
-        lengths = (
-            f"q{self.query_length}" if self.query_length else "",
-            f"p{self.passage_length}" if self.passage_length else "",
-        )
         split = "" if self.split == "test" else self.split
-        parts = filter(None, (self.checkpoint, self.name, split, *lengths))
+        parts = filter(None, (self.checkpoint, self.name, split, *self.lengths))
         return Workdir(self.workdir) / "beir" / f"{'.'.join(parts)}.json"
 
 

@@ -145,11 +145,9 @@ def _read_queries(request: RerankRequest, rankings: Rankings, policy: Policy) ->
         raise Location(source_path(request.source.queries.source)).error(
             "no such query", message, "give the queries of the run"
         )
-    return (
-        evaluation_queries
-        if request.source.judgements
-        else replace(evaluation_queries, queries=list(evaluation_queries.run_queries.values()))
-    )
+    if request.source.judgements:
+        return evaluation_queries
+    return replace(evaluation_queries, queries=list(evaluation_queries.run_queries.values()))
 
 
 def _read_run_passages(

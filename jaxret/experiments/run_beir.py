@@ -6,7 +6,7 @@ Each set is encoded and searched like in `jaxret encode` and `jaxret search`. A 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -34,7 +34,7 @@ from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.working_copy import shown_path
 
 BEIR_MEASURES = ("nDCG@10", "R@100")
-BEIR_DEPTH = 100  # passages per query
+OPTIONS = EvaluationOptions(k=100, measures=BEIR_MEASURES, latency=0)
 
 
 def evaluate_beir(job: BeirJob) -> dict[str, Any]:
@@ -88,10 +88,8 @@ def unjudged_sets(sets: SetFolders, split: str) -> dict[str, str]:
     """Return set -> reason, for the sets that cannot be evaluated because members have no judgements of the split."""
     reasons: dict[str, str] = {}
     for name, members in sets.items():
-        if unjudged_names := unjudged_members(members, split):
-            reasons[name] = f"no judgements of {split}" + (
-                f" in {unjudged_names[0]}" if unjudged_names != [name] else ""
-            )
+        if names := unjudged_members(members, split):
+            reasons[name] = f"no judgements of {split}" + (f" in {names[0]}" if names != [name] else "")
     return reasons
 
 
@@ -138,13 +136,8 @@ class _Evaluator:
         """Return the part of file names that has the job's name, checkpoint and lengths; the query length only if
         `query` is set."""
         step = "" if self.job.checkpoint == "best" else f"step-{self.searcher.checkpoint['step']}"
-        parts = (
-            self.job.name,
-            step,
-            f"q{self.job.query_length}" if query and self.job.query_length else "",
-            f"p{self.job.passage_length}" if self.job.passage_length else "",
-        )
-        return ".".join(filter(None, parts))
+        length, passage_length = self.job.lengths
+        return ".".join(filter(None, (self.job.name, step, length if query else "", passage_length)))
 
     def _source(self, corpus: Corpus) -> EvaluationSource:
         """Open the queries and judgements in the folder of a corpus."""
@@ -158,20 +151,13 @@ class _Evaluator:
         """Evaluate on the set in a corpus's folder, unless it is already evaluated, and return the set's result
         (`read_set`)."""
         encoded_name, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
-        options = EvaluationOptions(
-            k=BEIR_DEPTH,
-            measures=BEIR_MEASURES,
-            latency=0,
-            label=label,
-            on_error="skip" if self.job.on_error == "skip" else "error",
-            name=f"{name}.{self.job.split}",
-        )
+        on_error = "skip" if self.job.on_error == "skip" else "error"
+        options = replace(OPTIONS, label=label, on_error=on_error, name=f"{name}.{self.job.split}")
         stem = self._stem(name)
         path = self.workdir.evaluation(stem)
 
         def measure() -> list[Path]:
-            encoding = EncodeOptions(on_error=self.job.on_error)
-            encode_corpus(self.encoder, corpus, encoded_name, encoding)
+            encode_corpus(self.encoder, corpus, encoded_name, EncodeOptions(on_error=self.job.on_error))
             search_files(self.searcher, self._source(corpus), options, SearchOptions(), encoded_name)
             return [path, self.workdir.rankings(stem)]
 
@@ -181,18 +167,15 @@ class _Evaluator:
     def evaluate_bm25(self, name: str, corpus: Corpus) -> None:
         """Evaluate BM25 on the set in a corpus's folder, unless it is already evaluated."""
         settings, stem, workdir = BM25Settings(), f"{name}.{self.job.split}", Workdir(self.bm25_folder)
-        options = EvaluationOptions(
-            k=BEIR_DEPTH, measures=BEIR_MEASURES, latency=0, on_error=self.job.on_error, name=stem
-        )
+        options = replace(OPTIONS, on_error=self.job.on_error, name=stem)
 
         def measure() -> list[Path]:
             self.bm25_folder.parent.mkdir(parents=True, exist_ok=True)
             search_bm25(str(self.bm25_folder), corpus, self._source(corpus), settings, options)
             return [workdir.evaluation(stem), workdir.rankings(stem)]
 
-        self.ledger.run_step(
-            f"{name} by BM25", {"settings": asdict(settings), **_data_inputs(corpus.source, self.job.on_error)}, measure
-        )
+        inputs = {"settings": asdict(settings), **_data_inputs(corpus.source, self.job.on_error)}
+        self.ledger.run_step(f"{name} by BM25", inputs, measure)
 
     def _inputs(self, folder: Path, on_error: str) -> dict[str, Any]:
         """Return the values that the run's result on a set depends on, as JSON."""
@@ -210,32 +193,25 @@ class _Evaluator:
         them."""
         sets = list_sets(Path(self.job.folder))
         reasons = unjudged_sets(sets, self.job.split)
-        results = {
-            name: combined_members(
-                {member: read_set(self.workdir.evaluation(self._stem(member))) for member in members}
-            )
-            for name, members in sets.items()
-            if name not in reasons and all(self._is_evaluated(*member) for member in members.items())
-        }
-        result = self._result_json(results, reasons)
-        write_json(self.job.result, result)
-        return result
-
-    def _result_json(self, results: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
-        means = {name: mean for name in paper_means() for mean in [mean_of(name, results)] if mean}
-        return {
-            "sets": dict(results),
+        results = {}
+        for name, members in sets.items():
+            if name not in reasons and all(self._is_evaluated(*member) for member in members.items()):
+                paths = {member: self.workdir.evaluation(self._stem(member)) for member in members}
+                results[name] = combined_members({member: read_set(path) for member, path in paths.items()})
+        means = {name: mean for name in paper_means() if (mean := mean_of(name, results))}
+        query, passage = self.searcher.tokenizer.query_length, self.encoder.tokenizer.passage_length
+        result = {
+            "sets": results,
             "means": means,
             "missing": {name: missing_sets(name, results) for name in paper_means() if name not in means},
-            "skipped": dict(reasons),
+            "skipped": reasons,
             "checkpoint": self.searcher.checkpoint,
-            "lengths": {
-                "query": self.searcher.tokenizer.query_length,
-                "passage": self.encoder.tokenizer.passage_length,
-            },
+            "lengths": {"query": query, "passage": passage},
             "folder": shown_path(Path(self.job.folder).absolute()),
             "split": self.job.split,
         }
+        write_json(self.job.result, result)
+        return result
 
 
 def _data_inputs(source: str | Path, on_error: str) -> dict[str, Any]:
@@ -252,17 +228,11 @@ def read_set(path: Path) -> dict[str, Any]:
     try:
         digests = report.get("provenance", {}).get("dataset", {})
         qrels = digests.get("sha256", digests).get("qrels", "")
-        measures = {measure: report["mean"][measure] for measure in BEIR_MEASURES}
-        return {
-            "measures": measures,
-            "queries": report["queries_expected"],
-            "qrels": qrels,
-            "evaluation": shown_path(path),
-        }
+        measures, queries = {m: report["mean"][m] for m in BEIR_MEASURES}, report["queries_expected"]
+        return {"measures": measures, "queries": queries, "qrels": qrels, "evaluation": shown_path(path)}
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is not an evaluation with {' and '.join(BEIR_MEASURES)}: {error} is missing"
-        ) from error
+        names = " and ".join(BEIR_MEASURES)
+        raise ValueError(f"{path} is not an evaluation with {names}: {error} is missing") from error
 
 
 def combined_members(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -271,11 +241,7 @@ def combined_members(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
         return dict(next(iter(members.values())))
     measures = {measure: fmean(result["measures"][measure] for result in members.values()) for measure in BEIR_MEASURES}
     queries = sum(result["queries"] for result in members.values())
-    return {
-        "measures": measures,
-        "queries": queries,
-        "members": {name: dict(result) for name, result in members.items()},
-    }
+    return {"measures": measures, "queries": queries, "members": dict(members)}
 
 
 def missing_sets(mean: str, results: Mapping[str, Any]) -> list[str]:
@@ -308,13 +274,11 @@ def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str 
         system_results: dict[str, Any] = {}
         for set_name, result in results.items():
             members = result.get("members") or {set_name: result}
-            set_results = {
-                key: read_system_result(
-                    folder, [f"{key}.{split}", f"{key.removeprefix(f'{set_name}-')}.{split}"], member
-                )
-                for key, member in members.items()
-            }
-            complete = {key: member for key, member in set_results.items() if member}
+            complete = {}
+            for key, member in members.items():
+                stems = [f"{key}.{split}", f"{key.removeprefix(f'{set_name}-')}.{split}"]
+                if set_result := read_system_result(folder, stems, member):
+                    complete[key] = set_result
             if len(complete) == len(members):
                 system_results[set_name] = combined_members(complete)
         if not system_results:
@@ -366,8 +330,6 @@ def beir_table(systems: Mapping[str, Mapping[str, Any]]) -> str:
         rows.append([name, f"{result['queries']:,}", *cells(values)])
     means = [name for name in paper_means() if mean_of(name, first)]
     rows += [[name, "", *cells([mean_of(name, results) for results in systems.values()])] for name in means]
-    lines = [aligned_table(header, rows)]
-    for name in paper_means():
-        if name not in means:
-            lines.append(f"{name}: missing {', '.join(missing_sets(name, first))}")
-    return "\n".join(lines)
+    gaps = {name: missing_sets(name, first) for name in paper_means() if name not in means}
+    lines = [f"{name}: missing {', '.join(sets)}" for name, sets in gaps.items()]
+    return "\n".join([aligned_table(header, rows), *lines])

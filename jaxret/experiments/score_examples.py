@@ -56,12 +56,8 @@ def score_examples(teacher: TeacherModel, data: TrainingSource, out: str | Path,
     scorer = teacher.scorer_of(queries, passages, progress=True)
     with Progress("score", pairs, "pair") as bar:
         results = attach_scores(examples, scorer, bar.update)
-        write_records(
-            Path(out), (make_tevatron_record(example, every_positive=not data.first_target_only) for example in results)
-        )
-    for line in scorer.cut:
-        print(line)
-    print(f"training data with scores: {out}")
+        write_records(Path(out), (make_tevatron_record(example, not data.first_target_only) for example in results))
+    print(*scorer.cut, f"training data with scores: {out}", sep="\n")
     emit("file", kind="training data", path=out)
     return pairs
 
@@ -72,7 +68,7 @@ def attach_scores(examples: Iterable[Example], scorer: TeacherScorer, on_progres
     for block in _example_blocks(examples):
         pairs = [(e.query.id, p.id) for e in block for p in (*e.positives, *e.negatives)]
         values = scorer(pairs, on_progress)
-        for row in np.flatnonzero(~np.isfinite(values))[:1]:
+        for row in np.flatnonzero(~np.isfinite(values)):
             query, passage = pairs[row]
             raise ValueError(
                 f"the teacher's score of query {query!r} and passage {passage!r} is {values[row]}, but a score must be "

@@ -121,8 +121,7 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
     if searcher.vectors.index:
         print_line(f"approximate: {searcher.vectors.index.describe(plan.depth)}")
     else:
-        approximate = outcome.approximate
-        print_line(describe_recall(approximate) if approximate else describe_proof(outcome.result))
+        print_line(describe_recall(outcome.approximate) if outcome.approximate else describe_proof(outcome.result))
     return replace(outcome, rankings=treat_self_matches(plan, outcome.rankings))
 
 

@@ -151,9 +151,8 @@ class RetrieverScorer:
         scores: dict[tuple[str, str], float] = {}
         for start in range(0, len(passages_of), _QUERIES_PER_BLOCK):
             block = list(passages_of)[start : start + _QUERIES_PER_BLOCK]
-            block_scores = self.pool.scores(
-                [self.queries[query] for query in block], [passages_of[query] for query in block]
-            )
+            queries, passages = [self.queries[query] for query in block], [passages_of[query] for query in block]
+            block_scores = self.pool.scores(queries, passages)
             on_progress(sum(len(passages_of[query]) for query in block))
             for query, passage_scores in zip(block, block_scores, strict=True):
                 scores |= {(query, passage): score for passage, score in passage_scores.items()}

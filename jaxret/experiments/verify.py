@@ -85,11 +85,9 @@ def report_verification(folder: str | Path, delete_unused: bool = False) -> None
     damaged."""
     results = list(verify_folder(folder, delete_unused))
     damages = [result.problem for result in results if result.problem]
-    for damage in damages:
-        print(f"bad: {damage}")
     warnings = [result.warning for result in results if result.warning]
-    for warning in warnings:
-        print(f"warning: {warning}")
+    for line in (*(f"bad: {damage}" for damage in damages), *(f"warning: {warning}" for warning in warnings)):
+        print(line)
     emit("verification", folder=folder, items=len(results), problems=damages, warnings=warnings)
     if damages:
         raise ValueError(f"{folder}: {len(damages):,} of {len(results):,} items are damaged, listed above")

@@ -55,16 +55,8 @@ def folder_task(corpus: Corpus, source: EvaluationSource) -> AbsTaskRetrieval:
             passages = (
                 {"id": record.id, "title": record.title, "text": record.text} for record in corpus.read(Policy("keep"))
             )
-            self.dataset = {
-                "default": {
-                    split: {
-                        "corpus": Dataset.from_list(list(passages)),
-                        "queries": Dataset.from_list(queries),
-                        "relevant_docs": relevant,
-                        "top_ranked": None,
-                    }
-                }
-            }
+            tables = {"corpus": Dataset.from_list(list(passages)), "queries": Dataset.from_list(queries)}
+            self.dataset = {"default": {split: {**tables, "relevant_docs": relevant, "top_ranked": None}}}
             self.data_loaded = True
 
     return FolderTask()

@@ -233,11 +233,9 @@ def _check_scores(stage: Stage) -> None:
 
 def _stage_contract(stage: Stage, folder: Path) -> dict[str, Any]:
     """Return the contract of a stage's run. Raises the errors of `prepare_job` and of loading a tokenizer."""
-    job = prepare_job(
-        stage.training_config(folder), Workdir(folder / stage.name), False, stage.explicit_keys, get_task(stage.config)
-    )
-    tokenizer = load_tokenizer(job.config, job.encoder, job.model)
-    return make_contract(job.model, tokenizer, job.encoder)
+    workdir, task = Workdir(folder / stage.name), get_task(stage.config)
+    job = prepare_job(stage.training_config(folder), workdir, False, stage.explicit_keys, task)
+    return make_contract(job.model, load_tokenizer(job.config, job.encoder, job.model), job.encoder)
 
 
 def _check_length(stage: Stage, workdir: Workdir, encoded_name: str) -> None:

@@ -118,14 +118,9 @@ class _Recipe:
         self._write_lineage(stage)
         if stage.is_reranker:
             return None
-        run_files = self._outputs[f"{stage.name}.train"]
-        encoding = {
-            "corpus": self._corpus_digest,
-            "name": self._encoded_name,
-            "run": run_files,
-            "dtype": config.encode.dtype,
-            "words": config.encode.words,
-        }
+        encoding: dict[str, Any] = {"corpus": self._corpus_digest, "name": self._encoded_name}
+        encoding |= {"run": self._outputs[f"{stage.name}.train"]}
+        encoding |= {"dtype": config.encode.dtype, "words": config.encode.words}
         self._run_step(f"{stage.name}.encode", encoding, lambda: self._encode(stage), lambda: self._is_encoded(stage))
         self._run_step(f"{stage.name}.search", self._search_inputs(stage), lambda: self._search(stage))
         return self._order_measures(read_evaluation(self._result_path(stage)))
@@ -227,12 +222,8 @@ class _Recipe:
             teacher_digests = self._external_teacher(teacher)
         data_digests: Any = self._training_file_digests(f"{stage.name}.mine")
         data_digests = data_digests or self._digest(training_data(stage.scoring_config(self.folder)).files)
-        return {
-            "teacher": teacher_digests,
-            "data": data_digests,
-            "split": data.train_split,
-            "on_error": on_error_of(data),
-        }
+        inputs = {"teacher": teacher_digests, "data": data_digests}
+        return inputs | {"split": data.train_split, "on_error": on_error_of(data)}
 
     def _external_teacher(self, teacher: str) -> Any:
         """Return the digests of a teacher that is not a stage; its name if it has no files on this machine."""
@@ -251,8 +242,7 @@ class _Recipe:
 
     def _training_inputs(self, stage: Stage, config: ConfigDict) -> dict[str, Any]:
         step_digests = (self._training_file_digests(f"{stage.name}.{step}") for step in ("score", "mine"))
-        train: Any = next(filter(None, step_digests), None)
-        train = train or self._digest(training_data(config).files)
+        train: Any = next(filter(None, step_digests), None) or self._digest(training_data(config).files)
         return {
             "config": {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"},
             "train": train,
@@ -270,10 +260,8 @@ class _Recipe:
 
     def _train(self, stage: Stage, config: ConfigDict) -> list[Path]:
         workdir = Workdir(self.folder / stage.name)
-        folders = {
-            key: shown_path(self.folder / stage.run_of(key)) for key in RUN_KEYS if stage.run_of(key) in self.stages
-        }
-        config = change_config(config, folders, stage.name)
+        runs = {key: run for key in RUN_KEYS if (run := stage.run_of(key)) in self.stages}
+        config = change_config(config, {key: shown_path(self.folder / run) for key, run in runs.items()}, stage.name)
         try:
             train(config, workdir.path, explicit_keys=stage.explicit_keys).require_finished()
         except ContractError as error:  # the stage was started with other settings or data
@@ -341,8 +329,7 @@ class _Recipe:
 
     def _search(self, stage: Stage) -> list[Path]:
         setup, run = self.evaluation, open_run(self.folder / stage.name)
-        measures = tuple(setup.measures) if setup.measures else None
-        evaluation = EvaluationOptions(setup.k, measures, setup.name, match=setup.match)
+        evaluation = EvaluationOptions(setup.k, setup.measures or None, setup.name, match=setup.match)
         search_files(run, setup.source, evaluation, encoded_name=self._encoded_name)
         return [run.workdir.rankings(setup.result_name), self._result_path(stage)]
 

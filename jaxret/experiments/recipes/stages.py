@@ -196,10 +196,8 @@ def _parse_stage(entry: Any, label: str, earlier: Sequence[Stage]) -> Stage:
     name = entry.get("name", "")
     reserved_names = (*(stage.name for stage in earlier), "mined", "done", BM25_NAME, TRAINING_DATA)
     if unknown or not name or name in reserved_names or name != Path(name).name:
-        raise ValueError(
-            f"{label}: a stage has a unique name, and optionally {', '.join(_STAGE_KEYS[1:])}; this one is "
-            f"{dict(entry)}"
-        )
+        keys = ", ".join(_STAGE_KEYS[1:])
+        raise ValueError(f"{label}: a stage has a unique name, and optionally {keys}; this one is {dict(entry)}")
     if "base" in entry and "suffix" in entry:
         raise ValueError(f"{label}: suffix belongs to the recipe's own config; write base='{entry['base']}:SUFFIX'")
     if not isinstance(entry.get("teacher", ""), str):

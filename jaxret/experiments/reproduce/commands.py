@@ -41,9 +41,8 @@ class Reproduction:
     workdir: Path  # folder with a run for each model and training set, and for each seed if a row has several
     # config keys whose values differ from the paper's, for example in a trial on less data
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    scale: float = (
-        1.0  # fraction of the paper's steps or epochs to train; unless it is 1, all stages train equally long
-    )
+    # fraction of the paper's steps or epochs to train; unless it is 1, all stages train equally long
+    scale: float = 1.0
 
     def folder(self, name: str) -> Path:
         """Return the folder of a data set."""
@@ -92,8 +91,8 @@ def case_commands(case: Case, reproduction: Reproduction, seed: int | None = Non
     if row.verb == "diversity":
         judged_pairs = _data_path(reproduction, case.source, case.source.dev or case.source.train)
         return [*commands, ["diversity", f"--workdir={run}", f"--data={judged_pairs}"]]
-    other_domain = case.target != case.source
-    lengths = _length_flags(row.query_length * other_domain, row.passage_length * other_domain)
+    sides = {"query": row.query_length, "passage": row.passage_length} if case.target != case.source else {}
+    lengths = {side: [f"--{side}_length={sides[side]}"] if sides.get(side) else [] for side in ("query", "passage")}
     if case.sets:
         folder, sets = reproduction.folder(case.target.name), f"--sets={','.join(case.sets)}"
         beir = ["beir", str(folder), f"--workdir={run}", sets, "--on_error=keep"]  # some sets have empty passages
@@ -120,11 +119,7 @@ def _search_commands(
         yield ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
         search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
         search += [f"--corpus={corpus}", f"--k={case.target.k}", *lengths["query"]]
-        if chunk:
-            search.append("--max_passage")
-        if names := _judgement_measures(case.measures):
-            search.append(f"--measures={','.join(names)}")
-        yield search
+        yield [*search, *(["--max_passage"] if chunk else []), *_measure_flags(case.measures)]
 
 
 def _training_data(case: Case, reproduction: Reproduction) -> tuple[list[list[str]], Path]:
@@ -160,12 +155,9 @@ def _warm_up_commands(
     queries_folder = reproduction.workdir / f"generated-{case.source.name}"
     run = reproduction.workdir / re.sub("[/:]", "-", config) / case.source.name
     run = run if seed is None else run / f"seed-{seed}"
-    generate = [
-        "generate",
-        f"--model={reproduction.folder(GENERATOR)}",
-        f"--corpus={_corpus_path(reproduction, case.source)}",
-    ]
-    generate += [f"--out={queries_folder}", "--write=pseudo_queries", "--write=training"]
+    model, corpus = reproduction.folder(GENERATOR), _corpus_path(reproduction, case.source)
+    generate = ["generate", f"--model={model}", f"--corpus={corpus}", f"--out={queries_folder}"]
+    generate += ["--write=pseudo_queries", "--write=training"]
     train = ["train", f"--config={config}", *_config_flags(config, {}, reproduction, seed), f"--workdir={run}"]
     train.append(f"--config.data.train={queries_folder / 'training'}")
     keys = {"train.start_from": run, "data.pseudo_queries": queries_folder / "pseudo-queries.jsonl"}
@@ -198,11 +190,10 @@ def run_folder(case: Case, reproduction: Reproduction, seed: int | None = None) 
     rows are stages of one recipe, or a system that is in several tables. Rows of BM25 with the same settings share an
     index.
     """
-    if resolve_row(case.row).verb == "bm25":
-        return reproduction.workdir / "-".join(
-            ["bm25", *(f"{key}-{value}" for key, value in _bm25_settings(case, reproduction).items())]
-        )
     row = resolve_row(case.row)
+    if row.verb == "bm25":
+        settings = (f"{key}-{value}" for key, value in _bm25_settings(case, reproduction).items())
+        return reproduction.workdir / "-".join(["bm25", *settings])
     first = _first_rows().get(_training_settings(row, case.source), row.id)
     folder = reproduction.workdir / first.replace("/", "-") / case.source.name
     return folder if seed is None else folder / f"seed-{seed}"
@@ -253,15 +244,10 @@ def missing_files(case: Case, reproduction: Reproduction) -> list[str]:
         for file, origin in datasets()[name].files.items():
             path = reproduction.folder(name) / file
             is_read = any(path == read_path or read_path in path.parents for read_path in read_paths)
-            if is_read and not path.exists():
-                lines.append(f"{path}: {origin}{_format_note(path.name)}")
+            if is_read and not path.exists():  # a file of a model has no format
+                form = next((form for pattern, form in FILE_FORMATS.items() if fnmatchcase(path.name, pattern)), "")
+                lines.append(f"{path}: {origin}" + (f" (format {form})" if form else ""))
     return lines
-
-
-def _format_note(file: str) -> str:
-    """Return " (format NAME)" with a name of docs/data.md; "" for a file of a model."""
-    name = next((name for pattern, name in FILE_FORMATS.items() if fnmatchcase(file, pattern)), "")
-    return f" (format {name})" if name else ""
 
 
 def _bm25_settings(case: Case, reproduction: Reproduction) -> dict[str, Any]:
@@ -273,13 +259,8 @@ def _bm25_command(case: Case, reproduction: Reproduction, corpus: Path, queries:
     command = ["bm25", f"--workdir={run_folder(case, reproduction)}", f"--corpus={corpus}", f"--queries={queries}"]
     command += [f"--qrels={qrels}"] if qrels else []
     command += ["--on_error=keep"] if case.sets else []
-    command += [
-        f"--k={case.target.k}",
-        *(f"--{key}={value}" for key, value in _bm25_settings(case, reproduction).items()),
-    ]
-    if names := _judgement_measures(case.measures):
-        command.append(f"--measures={','.join(names)}")
-    return command
+    settings = (f"--{key}={value}" for key, value in _bm25_settings(case, reproduction).items())
+    return [*command, f"--k={case.target.k}", *settings, *_measure_flags(case.measures)]
 
 
 def _overrides(case: Case, reproduction: Reproduction, seed: int | None, extra_keys: Mapping[str, Any]) -> list[str]:
@@ -319,16 +300,10 @@ def _data_path(reproduction: Reproduction, data: PaperData, path: str) -> Path:
 
 def _recipe_flags(reproduction: Reproduction, source: PaperData) -> list[str]:
     """Return flags for the corpus, queries and judgements that a recipe's stages are evaluated on."""
-    flags = [
-        f"--corpus={_corpus_path(reproduction, source)}",
-        f"--queries={_data_path(reproduction, source, source.queries)}",
-    ]
-    if source.qrels:
-        flags.append(f"--qrels={_data_path(reproduction, source, source.qrels)}")
-    flags.append(f"--k={source.k}")
-    if names := _judgement_measures(source.measures):
-        flags.append(f"--measures={','.join(names)}")
-    return flags
+    queries = _data_path(reproduction, source, source.queries)
+    flags = [f"--corpus={_corpus_path(reproduction, source)}", f"--queries={queries}"]
+    flags += [f"--qrels={_data_path(reproduction, source, source.qrels)}"] if source.qrels else []
+    return [*flags, f"--k={source.k}", *_measure_flags(source.measures)]
 
 
 def _corpus_path(reproduction: Reproduction, data: PaperData) -> Path:
@@ -351,13 +326,7 @@ def _search_files(case: Case, reproduction: Reproduction) -> list[tuple[Path, Pa
     return [(corpus, queries, qrels) for qrels in judgement_files]
 
 
-def _judgement_measures(measures: Sequence[str]) -> list[str]:
-    """Return the measures that need --measures. Accuracies are always computed if queries have answers."""
-    return [name for name in measures if not name.startswith("Accuracy@")]
-
-
-def _length_flags(query: int, passage: int) -> dict[str, list[str]]:
-    return {
-        "query": [f"--query_length={query}"] if query else [],
-        "passage": [f"--passage_length={passage}"] if passage else [],
-    }
+def _measure_flags(measures: Sequence[str]) -> list[str]:
+    """Return [flag with the measures that need it]. Accuracies are always computed if queries have answers."""
+    names = [name for name in measures if not name.startswith("Accuracy@")]
+    return [f"--measures={','.join(names)}"] if names else []

@@ -49,19 +49,11 @@ def list_rows(
         measurements = run_row(row, reproduction, run_on)
         numbers = "\n".join(["the paper's numbers:", *row_numbers(row)])
         print(comparison_table(measurements) if measurements else numbers)
-        emit(
-            "reproduction",
-            row=row.id,
-            measured=[
-                {
-                    "target": measurement.case.target.name,
-                    "measure": measurement.measure,
-                    "value": measurement.value,
-                    "paper": measurement.paper,
-                }
-                for measurement in measurements
-            ],
-        )
+        values = [
+            {"target": entry.case.target.name, "measure": entry.measure, "value": entry.value, "paper": entry.paper}
+            for entry in measurements
+        ]
+        emit("reproduction", row=row.id, measured=values)
         if scale != 1.0:
             print(f"a trial with {scale:g} of the training: compare the commands, not the numbers")
     elif len(rows) == 1 and rows[0].id == pattern:
@@ -91,7 +83,7 @@ def numbers_text(rows: Sequence[PaperRow]) -> str:
     """Return the paper's numbers of rows, and the reason for each row that cannot be run."""
     lines = []
     for row in rows:
-        lines.append(f"{row.id}{'' if row.runnable else '  (not run here: ' + (row.reason or 'no config') + ')'}")
+        lines.append(row.id + ("" if row.runnable else f"  (not run here: {row.reason or 'no config'})"))
         lines += [f"    {line}" for line in row_numbers(row)]
     return "\n".join(lines)
 

@@ -75,12 +75,7 @@ def run_row(row: PaperRow, reproduction: Reproduction, only: str = "") -> list[M
         for seed in case_seeds(case):
             for command in case_commands(case, reproduction, seed):
                 print(f"== jaxret {' '.join(command)}", flush=True)
-                if command[0] == "mine" and _is_mined(out := Path(_read_flags(command)["out"])):
-                    require_same_sources(_mining_job(case, command))
-                    print(f"{out} is kept: it was mined from these files, with these settings", flush=True)
-                    continue
-                if command[0] == "data" and command[1] == "chunk" and _is_newer(Path(command[3]), Path(command[2])):
-                    print(f"{command[3]} is kept: it is newer than {command[2]}", flush=True)
+                if _is_kept(case, command):
                     continue
                 status = subprocess.run([sys.executable, "-m", "jaxret", *command], check=False).returncode
                 if status:
@@ -101,22 +96,23 @@ def _count_records(case: Case, reproduction: Reproduction) -> Iterator[Measured]
         yield Measured(case, measure, counts[file][name], 0.0, paper)
 
 
-def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
-    flags, values = _read_flags(command), dict[str, Any](case.source.mining)
-    settings = MiningSettings(**values)
-    data = open_training_queries(flags["data"], "train", not settings.positives_from_retrieval)
-    corpus = Corpus.open(flags["corpus"])
-    return MiningJob(data, (flags["pool"],), flags["out"], corpus=corpus, settings=settings)
-
-
-def _is_mined(out: Path) -> bool:
-    """Return whether the mined training file is complete. The record of its sources is written last."""
-    return out.exists() and parents_path(out).exists()
-
-
-def _is_newer(file: Path, source: Path) -> bool:
-    """Return whether a file exists and was written after its source."""
-    return file.exists() and file.stat().st_mtime > source.stat().st_mtime
+def _is_kept(case: Case, command: Sequence[str]) -> bool:
+    """Return whether a command has written its file already, and print the reason: negatives were mined from the same
+    files, or chunks are newer than their source. Raises ContractError for negatives from other files."""
+    flags, reason = _read_flags(command), ""
+    if command[0] == "mine" and (out := Path(flags["out"])).exists() and parents_path(out).exists():
+        settings = MiningSettings(**dict[str, Any](case.source.mining))
+        data = open_training_queries(flags["data"], "train", not settings.positives_from_retrieval)
+        corpus = Corpus.open(flags["corpus"])
+        require_same_sources(MiningJob(data, (flags["pool"],), flags["out"], corpus=corpus, settings=settings))
+        reason = f"{out} is kept: it was mined from these files, with these settings"
+    elif command[:2] == ["data", "chunk"]:
+        source, out = Path(command[2]), Path(command[3])
+        if out.exists() and out.stat().st_mtime > source.stat().st_mtime:
+            reason = f"{out} is kept: it is newer than {source}"
+    if reason:
+        print(reason, flush=True)
+    return bool(reason)
 
 
 def _read_flags(command: Sequence[str]) -> dict[str, str]:
@@ -142,9 +138,8 @@ def measure_case(case: Case, reproduction: Reproduction) -> Iterator[Measured]:
     for seed in case_seeds(case):
         run = run_folder(case, reproduction, seed)
         folder = run / row.stage if row.verb == "recipe" else run
-        evaluations = [
-            (part, read_evaluation(path)) for path, part in _evaluation_parts(case, reproduction, folder).items()
-        ]
+        parts = _evaluation_parts(case, reproduction, folder)
+        evaluations = [(part, read_evaluation(path)) for path, part in parts.items()]
         runs.append(evaluations[: len(evaluations) - subsets])
         for number, (_, evaluation) in enumerate(evaluations[len(evaluations) - subsets :]):
             (measure,) = case.measures
@@ -158,10 +153,8 @@ def measure_case(case: Case, reproduction: Reproduction) -> Iterator[Measured]:
                 f"{case.row.id}: the run's evaluation has no {measure}; it has {', '.join(lacking[0].mean)}"
             )
         means = [math.fsum(part * evaluation.mean[measure] for part, evaluation in evaluations) for evaluations in runs]
-        if len(means) > 1:
-            error = stdev(means) / math.sqrt(len(means))
-        else:
-            error = _standard_error(runs[0], measure)
+        one_run = len(means) == 1
+        error = _standard_error(runs[0], measure) if one_run else stdev(means) / math.sqrt(len(means))
         yield Measured(case, measure, fmean(means), error, paper)
 
 

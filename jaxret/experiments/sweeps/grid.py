@@ -7,6 +7,8 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from absl import flags
@@ -150,9 +152,7 @@ def _read_seeds(seeds: Sequence[str]) -> tuple[int, ...]:
 
 
 def _read_values(entry: str, key: str, text: str, config: ConfigDict) -> tuple[Any, ...]:
-    current: Any = config
-    for part in key.split("."):
-        current = current[part]
+    current = reduce(getitem, key.split("."), config)
     values = [_read_value(entry, key, part, current) for part in _split_values(text)]
     for value in values:
         change_config(config, {key: value}, "the config")

@@ -101,10 +101,11 @@ def list_sweep(setup: SweepSetup, workdir: str | Path) -> str:
     """Return a table of the runs of a sweep: index, point, seed, folder, and state."""
     runs = sweep_runs(setup, workdir)
     name = _shared_evaluation(setup, runs).result_name
-    rows = [
-        [str(index), run.label, "" if run.seed is None else str(run.seed), str(run.folder), _run_state(run, name)]
-        for index, run in enumerate(runs, 1)
-    ]
+    rows = []
+    for index, run in enumerate(runs, 1):
+        state = "begun" if run.folder.exists() else "-"
+        state = "measured" if run.stage_folder.evaluation(name).exists() else state
+        rows.append([str(index), run.label, "" if run.seed is None else str(run.seed), str(run.folder), state])
     return aligned_table(["index", "point", "seed", "folder", "state"], rows, left=5)
 
 
@@ -196,21 +197,18 @@ def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
 def _with_reports(runs: Sequence[SweepRun], judged: JudgedSource, name: str) -> list[SweepRun]:
     """Return the runs with the paths of their reports, which have a name or, if it is "", that of the data. Raises
     ValueError if no point has several vectors per passage."""
-    runs_with_reports = [
-        replace(run, report=diversity_path(run.stage_folder, judged, name=name)) if _has_several_vectors(run) else run
-        for run in runs
-    ]
+    runs_with_reports = []
+    for run in runs:
+        config = run.stage.config
+        directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download, weights=False)
+        several = has_several_vectors(make_retriever_model(config, encoder_config(config, directory)))
+        report = diversity_path(run.stage_folder, judged, name=name) if several else None
+        runs_with_reports.append(replace(run, report=report))
     if all(run.report is None for run in runs_with_reports):
         raise ValueError(
             "--diversity: no point has several vectors of a passage, with the same number for every passage"
         )
     return runs_with_reports
-
-
-def _has_several_vectors(run: SweepRun) -> bool:
-    config = run.stage.config
-    directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download, weights=False)
-    return has_several_vectors(make_retriever_model(config, encoder_config(config, directory)))
 
 
 def _diversity_scores(runs: Sequence[SweepRun]) -> list[Score]:
@@ -260,12 +258,6 @@ def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSet
     return True
 
 
-def _run_state(run: SweepRun, name: str) -> str:
-    if run.stage_folder.evaluation(name).exists():
-        return "measured"
-    return "begun" if run.folder.exists() else "-"
-
-
 def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None:
     """Run a sweep, print and write its table, and draw its picture if matplotlib is installed.
 
@@ -280,5 +272,4 @@ def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None
     if not drawing_is_installed():
         print(f"no picture: {NO_MATPLOTLIB}")
         return
-    picture = save_picture(lambda: sweep_picture(results.to_json()), folder / "results")
-    print(f"picture: {picture}")
+    print(f"picture: {save_picture(lambda: sweep_picture(results.to_json()), folder / 'results')}")
