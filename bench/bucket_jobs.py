@@ -3,7 +3,8 @@
     python bench/bucket_jobs.py --passages=1000000000 --jobs=1000
 
 No server is contacted. The requests to claim a lease, to read the state, to write a shard and to end are those of
-jaxret.storage.bucket_leases and bucket_folder; limits are those that the stores publish for a new bucket or prefix.
+jaxret.storage.buckets.bucket_leases and bucket_folder; limits are those that the stores publish for a new bucket or
+prefix.
 """
 
 import argparse

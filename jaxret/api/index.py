@@ -37,7 +37,7 @@ from jaxret.search.passage_vectors import require_options
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import atomic_write, sha256_bytes
-from jaxret.storage.working_copy import folder_files, publish
+from jaxret.storage.buckets.working_copy import folder_files, publish
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from jaxret.configs import all_keys, find_config, load_config, require_keys
 from jaxret.configs.synonyms import CONFIG_PREFIX, suggest_name
 from jaxret.parallel.events import emit, show_texts_by
 from jaxret.parallel.metrics_file import report_status, start_metrics_file
-from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import cache_folder, require_disk_path
+from jaxret.storage.buckets.address import is_bucket_address
 from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
@@ -314,7 +314,7 @@ def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
     addresses = sorted({address for value in values for address in _addresses_in(value)}, key=len)
     if not addresses:
         return positional
-    from jaxret.storage.working_copy import copy_of, local_path
+    from jaxret.storage.buckets.working_copy import copy_of, local_path
 
     paths = {address: str(local_path(address)) for address in addresses}  # a run before its files
     arguments = {name: holder.value for name, holder in holders.items()} | dict(zip(_arguments(module), positional))
@@ -362,13 +362,13 @@ def require_known_schemes(arguments: Iterable[str]) -> None:
 
 def _with_addresses(message: str) -> str:
     """Return a message with addresses in place of the paths of working copies."""
-    module = sys.modules.get("jaxret.storage.working_copy")
+    module = sys.modules.get("jaxret.storage.buckets.working_copy")
     return str(module.shown_message(message)) if module else message
 
 
 def _publish() -> None:
     """Write the command's changes of working copies to their buckets."""
-    if module := sys.modules.get("jaxret.storage.working_copy"):
+    if module := sys.modules.get("jaxret.storage.buckets.working_copy"):
         module.publish_all()
 
 

@@ -22,7 +22,7 @@ OPENS_ADDRESSES = True  # the verb reads addresses itself, without working copie
 def main(source: str, destination: str) -> None:
     from jaxret.parallel.events import emit
     from jaxret.parallel.progress import Progress
-    from jaxret.storage.copy_folder import copy_folder
+    from jaxret.storage.buckets.copy_folder import copy_folder
 
     with Progress("copy", 0, "byte", 0, True) as bar:
         copy = copy_folder(source, destination, _VERIFY.value, bar.update)

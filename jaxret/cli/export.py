@@ -39,8 +39,8 @@ def main() -> None:
     from jaxret.data.formats import QuerySource
     from jaxret.export.export import export
     from jaxret.parallel.events import emit
-    from jaxret.storage.address import is_bucket_address
-    from jaxret.storage.working_copy import shown_path
+    from jaxret.storage.buckets.address import is_bucket_address
+    from jaxret.storage.buckets.working_copy import shown_path
 
     queries = QuerySource.open(_QUERIES.value) if _QUERIES.value else None
     text = export(_WORKDIR.value, _TO.value, _OUT.value, _CHECKPOINT.value, _CORPUS.value, queries, _OPTIONS())

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_file_path, require_folder_path
+from jaxret.storage.buckets.address import is_bucket_address
 
 if TYPE_CHECKING:
     from jaxret.data.formats import Corpus
@@ -66,7 +66,7 @@ def open_corpus(holder: flags.FlagHolder) -> Corpus | None:
 
 def of_job(verb: ModuleType) -> dict[str, str]:
     """Return the values, by name, of the flags that must be equal in all processes of a job."""
-    from jaxret.storage.working_copy import shown_message
+    from jaxret.storage.buckets.working_copy import shown_message
 
     holders = (holder for holder in flags.FLAGS.get_key_flags_for_module(verb) if holder.name != "process_id")
     return {f"--{holder.name}": shown_message(str(holder.value)) for holder in holders}

@@ -31,10 +31,10 @@ from jaxret.parallel.chips import find_chip
 from jaxret.parallel.events import emit
 from jaxret.search.backends.select import BACKENDS, select_backend
 from jaxret.search.self_check import self_check
-from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import cache_folder, temporary_path
-from jaxret.storage.mounted_bucket import file_system
-from jaxret.storage.working_copy import shown_path
+from jaxret.storage.buckets.address import is_bucket_address
+from jaxret.storage.buckets.mounted_bucket import file_system
+from jaxret.storage.buckets.working_copy import shown_path
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy")
 FAISS = ("faiss-cpu", "faiss-gpu")

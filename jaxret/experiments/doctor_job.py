@@ -32,9 +32,9 @@ from jaxret.plan.programs import (
 )
 from jaxret.runs.run import stored_config
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.address import is_bucket_address
-from jaxret.storage.bucket import Bucket, BucketError
-from jaxret.storage.working_copy import shown_path
+from jaxret.storage.buckets.address import is_bucket_address
+from jaxret.storage.buckets.bucket import Bucket, BucketError
+from jaxret.storage.buckets.working_copy import shown_path
 from jaxret.training.train_state import checkpoint_trees, make_update_rule
 
 RATE_SECONDS = 0.3  # time for which a product of a type is repeated

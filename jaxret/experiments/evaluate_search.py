@@ -29,8 +29,8 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.workdir import Workdir
 from jaxret.search.latency import describe_latency
 from jaxret.storage.atomic import write_json
+from jaxret.storage.buckets.working_copy import require_writable
 from jaxret.storage.unfinished import remove_leftovers
-from jaxret.storage.working_copy import require_writable
 
 _BLOCK_QUERIES = 200  # queries whose passages' texts are in memory at the same time
 

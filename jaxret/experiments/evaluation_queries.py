@@ -13,7 +13,7 @@ from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Query
 from jaxret.parallel.progress import print_line
 from jaxret.storage.atomic import read_json, sha256_json
-from jaxret.storage.working_copy import shown_message
+from jaxret.storage.buckets.working_copy import shown_message
 
 # File names that many data sets have.
 SHARED_NAMES = ("train", "dev", "test", "val", "valid", "validation", "queries", "questions")

@@ -26,7 +26,7 @@ from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.index.source import encoded_sources
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem, SystemWithoutSelfMatches
 from jaxret.storage.atomic import sha256_file, sha256_json
-from jaxret.storage.working_copy import require_writable, shown_message, shown_path
+from jaxret.storage.buckets.working_copy import require_writable, shown_message, shown_path
 
 TUNED_DEPTH = 1000  # passages per query in tuning if the measure has no cut-off
 

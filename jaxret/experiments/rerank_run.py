@@ -24,7 +24,7 @@ from jaxret.parallel.progress import print_line
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
 from jaxret.storage.atomic import sha256_file
-from jaxret.storage.working_copy import require_writable, shown_message
+from jaxret.storage.buckets.working_copy import require_writable, shown_message
 
 
 def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int, tail: bool = True) -> Rankings:

@@ -31,7 +31,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.search_options import SearchOptions
 from jaxret.storage.atomic import read_json, write_json
-from jaxret.storage.working_copy import shown_path
+from jaxret.storage.buckets.working_copy import shown_path
 
 BEIR_MEASURES = ("nDCG@10", "R@100")
 OPTIONS = EvaluationOptions(k=100, measures=BEIR_MEASURES, latency=0)

@@ -19,7 +19,7 @@ from jaxret.mining.training_queries import require_same_text
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.scorer import OnProgress
-from jaxret.storage.working_copy import require_writable
+from jaxret.storage.buckets.working_copy import require_writable
 
 # Pairs that are sorted by length and scored together. Without blocks, 100 million pairs of 290 bytes would need 29 GB.
 PAIRS_PER_BLOCK = 1 << 18

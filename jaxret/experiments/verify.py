@@ -29,12 +29,12 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_checkpoints, require_base, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.index_files import check_index_file, identity_of, read_index_manifest
-from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path, sha256_file
-from jaxret.storage.bucket_folder import MANIFEST, BucketFolder
+from jaxret.storage.buckets.address import is_bucket_address
+from jaxret.storage.buckets.bucket_folder import MANIFEST, BucketFolder
+from jaxret.storage.buckets.copy_folder import bucket_problems, unnamed_objects
+from jaxret.storage.buckets.working_copy import enclosing_folder, fetch_files, local_path
 from jaxret.storage.checkpoint import CheckpointError
-from jaxret.storage.copy_folder import bucket_problems, unnamed_objects
-from jaxret.storage.working_copy import enclosing_folder, fetch_files, local_path
 
 
 class Verification(NamedTuple):

@@ -18,8 +18,8 @@ from jaxret.parallel.events import without_events
 from jaxret.runs.from_sentence_transformers import UNSET, settings_family
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
+from jaxret.storage.buckets.working_copy import shown_path
 from jaxret.storage.transaction import new_folder
-from jaxret.storage.working_copy import shown_path
 from jaxret.training.loop import train
 
 _EXAMPLE = Passage("", "TEXT", "TITLE")

@@ -28,8 +28,8 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, require_checkpoint
 from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.storage.atomic import write_json
-from jaxret.storage.bucket_leases import open_leases
-from jaxret.storage.working_copy import publish
+from jaxret.storage.buckets.bucket_leases import open_leases
+from jaxret.storage.buckets.working_copy import publish
 
 SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job checks, also for passages that other jobs encoded
 

@@ -24,9 +24,9 @@ from jaxret.index.shards import (
     read_manifest,
 )
 from jaxret.parallel.progress import with_progress
+from jaxret.storage.buckets.working_copy import fetch_files, stored_file
 from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.mapped_array import map_array
-from jaxret.storage.working_copy import fetch_files, stored_file
 from jaxret.types import Ragged, SparseRows, word_dtype
 
 FEW_FILES = 64  # number of files that fit into the default limit

@@ -27,7 +27,7 @@ from jaxret.runs.encoded_steps import ANNOUNCEMENT_FILE, announcement_files
 from jaxret.runs.mismatch import require_equal
 from jaxret.storage import atomic
 from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_json
-from jaxret.storage.working_copy import stored_file
+from jaxret.storage.buckets.working_copy import stored_file
 from jaxret.types import LONGEST_NORM, VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
 MAPPED_ARRAYS = ("vectors", "words", "weights")  # files of a shard that are mapped into memory

@@ -32,7 +32,7 @@ from jaxret.runs.contract import require_same_contract
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run
-from jaxret.storage.working_copy import publish
+from jaxret.storage.buckets.working_copy import publish
 
 _NAMED_IDS = 3  # ids that an error names
 

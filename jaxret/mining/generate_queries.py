@@ -27,7 +27,7 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.query_generator import QueryGenerator, open_query_generator
 from jaxret.storage.atomic import read_with_digest, sha256_file, sha256_json, with_digest, write_json
-from jaxret.storage.bucket_leases import LAST, open_leases
+from jaxret.storage.buckets.bucket_leases import LAST, open_leases
 from jaxret.storage.folder_kinds import GENERATED, require_folder_kind
 from jaxret.storage.leases import Lease, Leases
 

@@ -54,7 +54,7 @@ from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.workdir import Workdir
 from jaxret.search.passage_texts import text_files
 from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, write_json
-from jaxret.storage.working_copy import require_writable
+from jaxret.storage.buckets.working_copy import require_writable
 
 RANK_BLOCK = 4096  # queries whose rankings are in memory: 4,096 x 200 are about 120 MB
 TEXT_BLOCK = 256  # queries whose passages' texts are in memory: 256 x 200 passages are about 50 MB

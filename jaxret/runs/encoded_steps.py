@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_with_digest
-from jaxret.storage.working_copy import refresh
+from jaxret.storage.buckets.working_copy import refresh
 
 ANNOUNCEMENT_FILE = "begun.json"
 

@@ -12,11 +12,11 @@ import jax
 
 from jaxret.parallel.processes import from_first_process, wait_for_all
 from jaxret.storage.atomic import storage_errors
+from jaxret.storage.buckets.mounted_bucket import describe_mounted_bucket
+from jaxret.storage.buckets.working_copy import copy_of, folder_files
 from jaxret.storage.file_state import file_state
 from jaxret.storage.lockfile import FolderLock, LockedError
-from jaxret.storage.mounted_bucket import describe_mounted_bucket
 from jaxret.storage.unfinished import remove_leftovers
-from jaxret.storage.working_copy import copy_of, folder_files
 
 _PAUSE = 0.2  # seconds between two attempts to take a lock that another job holds
 

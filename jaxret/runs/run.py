@@ -41,10 +41,10 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, read_json, write_json
+from jaxret.storage.buckets.working_copy import refresh, shown_path
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
-from jaxret.storage.working_copy import refresh, shown_path
 from jaxret.types import Params
 from jaxret.version import __version__
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxret.storage.atomic import require_disk_path
+from jaxret.storage.buckets.working_copy import local_path, shown_path
 from jaxret.storage.folder_kinds import RANKINGS
-from jaxret.storage.working_copy import local_path, shown_path
 
 _LONGEST_NAME = 200  # bytes of the name of a corpus or data set; most disks allow 255, and file names add to the name
 _LONGEST_JOB_NAME = 216  # bytes of the name of a job: an operation, and the name of a corpus or data set

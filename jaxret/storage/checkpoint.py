@@ -29,9 +29,9 @@ from jaxret.parallel.mesh import path_name
 from jaxret.parallel.processes import agreement, any_process, gather_texts, wait_for_all
 from jaxret.storage.array_files import ArrayFiles, ArrayWriter, has_array_files
 from jaxret.storage.atomic import read_json, sha256_json, sync, sync_tree
-from jaxret.storage.bucket_folder import StoredFile
+from jaxret.storage.buckets.bucket_folder import StoredFile
+from jaxret.storage.buckets.working_copy import WorkingCopy, copy_of, publish
 from jaxret.storage.orbax_files import OrbaxAlias, OrbaxFiles, OrbaxWriter
-from jaxret.storage.working_copy import WorkingCopy, copy_of, publish
 from jaxret.types import Tree
 
 CRITERION = "criterion"  # key in a checkpoint's metrics: name of the metric that ranks it

@@ -21,7 +21,7 @@ from jaxret.runs.seal import write_sealed
 from jaxret.runs.trackers import LiveTrackers
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, storage_errors
-from jaxret.storage.working_copy import shown_path
+from jaxret.storage.buckets.working_copy import shown_path
 from jaxret.version import __version__
 
 MetricsCallback = Callable[[int, dict[str, float]], object]

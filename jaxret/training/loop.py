@@ -58,10 +58,10 @@ from jaxret.runs.run import base_of_run, create_run, open_checkpoints, record_sh
 from jaxret.runs.run_warnings import RunWarning, keep_warnings
 from jaxret.runs.trackers import tracker_names
 from jaxret.runs.workdir import Workdir
+from jaxret.storage.buckets.working_copy import publish
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.lockfile import LockedError
-from jaxret.storage.working_copy import publish
 from jaxret.training.config_check import describe_unreached
 from jaxret.training.data_warnings import data_warnings
 from jaxret.training.logging import MetricsCallback, MetricsLog

@@ -28,8 +28,8 @@ from jaxret.experiments.doctor_job import (
     checks_of_request,
 )
 from tests.pipeline import REPOSITORY, environment, tiny_config, untrained_run, write_data, write_encoder
-from tests.storage.buckets import gcs_server
-from tests.storage.fake_gcs import _Handler
+from tests.storage.buckets.fake_gcs import _Handler
+from tests.storage.buckets.servers import gcs_server
 
 
 @pytest.fixture(scope="module")

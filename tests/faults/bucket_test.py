@@ -17,7 +17,7 @@ from jaxret.data.formats import Corpus
 from tests.fault_table import Trials
 from tests.faults.conftest import Tiny
 from tests.faults.kills_test import trained
-from tests.storage.buckets import Server, finish, gcs_server, start
+from tests.storage.buckets.servers import Server, finish, gcs_server, start
 
 NAME = "runs/tiny"
 RUN = f"gs://bucket/{NAME}"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline import command, contents, train_arguments, untrained_run, write_data, write_encoder
-from tests.storage.buckets import Server, finish, gcs_server, s3_server, start
-from tests.storage.fake_gcs import FakeGcs
+from tests.storage.buckets.fake_gcs import FakeGcs
+from tests.storage.buckets.servers import Server, finish, gcs_server, s3_server, start
 
 RUN = "gs://bucket/runs/tiny"
 
@@ -38,7 +38,10 @@ def read_since(server: FakeGcs, before: int, suffix: str) -> list[str]:
     return [name for method, name in server.requests[before:] if method == "GET" and name in keys]
 
 
-LISTED = "import sys; from jaxret.storage.bucket import Bucket; print(*Bucket(sys.argv[1]).list('groups'), sep='\\n')"
+LISTED = (
+    "import sys; from jaxret.storage.buckets.bucket import Bucket; "
+    "print(*Bucket(sys.argv[1]).list('groups'), sep='\\n')"
+)
 
 
 @pytest.mark.exhaustive
@@ -156,8 +159,8 @@ CHANGES_FROM_PYTHON = """
 import sys
 import jaxret
 from jaxret.storage.atomic import sha256_file
-from jaxret.storage.bucket_folder import BucketFolder
-from jaxret.storage.working_copy import folder_files
+from jaxret.storage.buckets.bucket_folder import BucketFolder
+from jaxret.storage.buckets.working_copy import folder_files
 address = "gs://bucket/runs/changed"
 retriever = jaxret.Retriever.from_model(sys.argv[1], address, token="mean")
 

@@ -157,9 +157,9 @@ TESTED_ELSEWHERE = {
     "jaxret/index/passages.py",
     "jaxret/models/pretraining.py",
     "jaxret/plan/estimates.py",
-    "jaxret/storage/bucket_folder.py",
-    "jaxret/storage/copy_folder.py",
-    "jaxret/storage/working_copy.py",
+    "jaxret/storage/buckets/bucket_folder.py",
+    "jaxret/storage/buckets/copy_folder.py",
+    "jaxret/storage/buckets/working_copy.py",
     "jaxret/training/tasks/retrieval.py",
     "jaxret/types.py",
 }

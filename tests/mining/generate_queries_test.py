@@ -26,7 +26,7 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.query_generator import PromptTokenizer, open_query_generator
 from jaxret.storage.leases import Leases
 from tests.pipeline import REPOSITORY, WORDS, command, contents, environment, run_script, words, write_generator
-from tests.storage.buckets import finish, gcs_server, start
+from tests.storage.buckets.servers import finish, gcs_server, start
 
 PROMPT = "music {passage} river"
 SAMPLES = DecodingOptions(queries=3, query_length=6, top_k=0)

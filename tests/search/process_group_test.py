@@ -30,9 +30,9 @@ from jaxret.search.process_group import merge_results
 from jaxret.storage.atomic import read_json
 from jaxret.types import Ragged
 from tests.pipeline import ONE_DEVICE, REPOSITORY, environment, free_address, untrained_run, write_data, write_encoder
-from tests.storage.buckets import finish as finish_one
-from tests.storage.buckets import gcs_server
-from tests.storage.buckets import start as start_client
+from tests.storage.buckets.servers import finish as finish_one
+from tests.storage.buckets.servers import gcs_server
+from tests.storage.buckets.servers import start as start_client
 
 ROWS = 10  # rows of a shard
 # Name -> k and options. Each passage of the first part has a copy in the second one, which ties with it.

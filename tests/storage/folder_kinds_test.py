@@ -19,7 +19,7 @@ from jaxret.export.export import export
 from jaxret.export.import_model import import_model
 from jaxret.runs.run import open_run
 from jaxret.search.bm25_settings import BM25Settings
-from jaxret.storage.copy_folder import copy_folder
+from jaxret.storage.buckets.copy_folder import copy_folder
 from jaxret.storage.folder_kinds import (
     BM25_RESULTS,
     DATA_SET,

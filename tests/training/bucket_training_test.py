@@ -13,8 +13,8 @@ import pytest
 
 from jaxret.storage.checkpoint import Checkpoints
 from tests.pipeline import ONE_DEVICE, free_address, train_arguments, write_data, write_encoder
-from tests.storage.buckets import Server, finish, gcs_server, start
-from tests.storage.fake_gcs import FakeGcs
+from tests.storage.buckets.fake_gcs import FakeGcs
+from tests.storage.buckets.servers import Server, finish, gcs_server, start
 
 RUN = "gs://bucket/runs/pod"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline import ONE_DEVICE, free_address, train_arguments, write_data, write_encoder
-from tests.storage.buckets import finish, start
+from tests.storage.buckets.servers import finish, start
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from jaxret.data.formats.source_layout import Layout, open_layout, text_folder
 from jaxret.data.libraries.named import is_named, library_of, set_name
 from jaxret.data.libraries.open_sets import list_files
 from jaxret.data.lines import PathLike, missing_file_error
-from jaxret.storage.working_copy import shown_path
+from jaxret.storage.buckets.working_copy import shown_path
 
 
 @dataclass(frozen=True)

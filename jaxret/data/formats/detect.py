@@ -27,9 +27,9 @@ from jaxret.data.libraries import tfds
 from jaxret.data.libraries.named import LIBRARIES, is_named
 from jaxret.data.libraries.open_sets import open_named_set, open_table
 from jaxret.data.lines import PathLike, find_file, parse_json_object, read_lines
-from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path
-from jaxret.storage.working_copy import local_path, shown_path
+from jaxret.storage.buckets.address import is_bucket_address
+from jaxret.storage.buckets.working_copy import local_path, shown_path
 
 # The first format that matches a file and has the requested role is chosen. Of the tables of three columns, the format
 # with the strictest test comes first.

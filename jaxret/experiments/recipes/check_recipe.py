@@ -33,7 +33,7 @@ from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import USES, choose_checkpoint, load_tokenizer, open_checkpoints, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
-from jaxret.storage.working_copy import shown_path
+from jaxret.storage.buckets.working_copy import shown_path
 from jaxret.training.config_check import check_config
 from jaxret.training.config_sources import training_corpus, training_data, validation_corpus
 from jaxret.training.examples import example_source

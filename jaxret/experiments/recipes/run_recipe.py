@@ -43,9 +43,9 @@ from jaxret.runs.mismatch import ContractError, flatten
 from jaxret.runs.run import config_json, open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json, write_json
+from jaxret.storage.buckets.working_copy import shown_path
 from jaxret.storage.folder_kinds import RECIPE, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
-from jaxret.storage.working_copy import shown_path
 from jaxret.training.config_sources import training_data
 from jaxret.training.loop import train
 

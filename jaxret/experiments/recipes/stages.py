@@ -19,7 +19,7 @@ from jaxret.models.encoders.pretrained import model_files
 from jaxret.models.peft_files import adapter_files
 from jaxret.runs.identity import RUN_KEYS
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.working_copy import shown_path
+from jaxret.storage.buckets.working_copy import shown_path
 from jaxret.training.config_sources import validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 

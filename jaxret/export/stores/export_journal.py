@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxret.runs.mismatch import require_equal
 from jaxret.storage.atomic import read_with_digest, with_digest, write_json
-from jaxret.storage.working_copy import publish
+from jaxret.storage.buckets.working_copy import publish
 
 JOURNAL_MANIFEST, _JOURNAL = "_manifest.json", "_journal"
 

@@ -32,10 +32,10 @@ from jaxret.models.encoders.weight_files import (
     open_weights,
     weight_files,
 )
-from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import atomic_write, require_disk_path, write_json
+from jaxret.storage.buckets.address import is_bucket_address
+from jaxret.storage.buckets.working_copy import local_path
 from jaxret.storage.foreign_files import read_settings
-from jaxret.storage.working_copy import local_path
 from jaxret.types import Params
 
 _MOST_PROBLEMS = 8  # problems of a file that an error lists

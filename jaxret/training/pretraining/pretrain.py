@@ -13,9 +13,9 @@ from jaxret.parallel.progress import print_line
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.run import open_model
 from jaxret.runs.workdir import Workdir
+from jaxret.storage.buckets.working_copy import publish, refresh
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.transaction import new_folder
-from jaxret.storage.working_copy import publish, refresh
 from jaxret.training.config_check import check_config
 from jaxret.training.loop import TrainResult, train
 from jaxret.training.pretraining.pretraining_task import PRETRAINING, check_pretraining_config, make_pretrainer

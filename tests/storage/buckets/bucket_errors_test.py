@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jaxret.storage.atomic import sha256_json
-from jaxret.storage.bucket_folder import COPYING
+from jaxret.storage.buckets.bucket_folder import COPYING
 from tests.pipeline import (
     REPOSITORY,
     contents,
@@ -25,7 +25,7 @@ from tests.pipeline import (
     write_data,
     write_encoder,
 )
-from tests.storage.buckets import LOOPBACK, Server, finish, gcs_server, start
+from tests.storage.buckets.servers import LOOPBACK, Server, finish, gcs_server, start
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_addresses_of_other_kinds_are_named(arguments: list[str], message: str) 
 
 COPY = """
 import sys
-from jaxret.storage import copy_folder
+from jaxret.storage.buckets import copy_folder
 target, other = sys.argv[2], sys.argv[3]
 if other:  # begins before this copy has published anything, when it has announced itself
     announce = copy_folder._announce
@@ -314,7 +314,7 @@ def test_an_interrupted_export_to_a_bucket_continues(gcs: Server, tmp_path: Path
 def test_results_with_an_address_as_prefix_are_published(gcs: Server) -> None:
     """For example pictures, whose suffixes are appended to the name. The cache is too small for any file."""
     script = """
-from jaxret.storage.working_copy import local_path, publish_all
+from jaxret.storage.buckets.working_copy import local_path, publish_all
 for ending in (".svg", ".png"):
     local_path("gs://bucket/plots/training").with_suffix(ending).write_text(ending)
 publish_all()
@@ -386,7 +386,8 @@ def test_a_copy_on_a_disk_is_its_users_own(gcs: Server, tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob("objects/*")), "no object is cached"
 
     script = (
-        "import sys; from jaxret.storage.working_copy import local_path; print(local_path(sys.argv[1]).stat().st_size)"
+        "import sys; from jaxret.storage.buckets.working_copy import local_path; "
+        "print(local_path(sys.argv[1]).stat().st_size)"
     )
     size = finish(start("-c", environment, script, "gs://bucket/data/psgs.tsv")).splitlines()[-1]
     (cached,) = [path for path in (tmp_path / "cache" / "jaxret" / "objects").iterdir() if path.name[0] != "."]

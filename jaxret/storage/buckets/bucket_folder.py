@@ -22,8 +22,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from jaxret.storage.atomic import sha256_json, storage_errors
-from jaxret.storage.bucket import PART, Bucket, BucketError, salted_json
-from jaxret.storage.object_cache import CachedFile, fetch, write_file
+from jaxret.storage.buckets.bucket import PART, Bucket, BucketError, salted_json
+from jaxret.storage.buckets.object_cache import CachedFile, fetch, write_file
 
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
 REPAIR = "jaxret copy --verify, from a copy of the folder, repairs it"

@@ -8,7 +8,7 @@ import pytest
 
 from jaxret.runs import lock
 from jaxret.runs.lock import hold_folder
-from jaxret.storage.mounted_bucket import describe_mounted_bucket, mounted_bucket
+from jaxret.storage.buckets.mounted_bucket import describe_mounted_bucket, mounted_bucket
 
 
 def write_mounts(path: Path, folder: Path) -> Path:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import atomic_write, require_disk_path, require_folder_path, sha256_file, storage_errors
-from jaxret.storage.bucket import BucketError, salted_json
-from jaxret.storage.bucket_folder import COPYING, BucketFolder, StoredFile, is_leftover
+from jaxret.storage.buckets.address import is_bucket_address
+from jaxret.storage.buckets.bucket import BucketError, salted_json
+from jaxret.storage.buckets.bucket_folder import COPYING, BucketFolder, StoredFile, is_leftover
+from jaxret.storage.buckets.working_copy import fetch_files, folder_files, local_path
 from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.folder_kinds import Contents, identifying, require_same_folder, require_same_kind
 from jaxret.storage.lockfile import HOLDER, FolderLock
-from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
 _DAMAGED = b"damaged"  # in place of a first line: only an identical file counts as one of the same source
 _BATCH_FILES, _BATCH_BYTES = 64, 256 << 20  # files and bytes that are copied before progress is shown

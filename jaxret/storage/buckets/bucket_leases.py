@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxret.storage.bucket import BucketError, BucketObject, salted_json
+from jaxret.storage.buckets.bucket import BucketError, BucketObject, salted_json
+from jaxret.storage.buckets.working_copy import WorkingCopy, copy_of
 from jaxret.storage.leases import BOUND, Lease, Leases, describe_owner, is_gone, parse_record
-from jaxret.storage.working_copy import WorkingCopy, copy_of
 
 _PAUSE = 0.5  # seconds between two reads of the bucket
 _LEAST_BEAT = 1.0  # seconds: GCS takes one change of an object per second

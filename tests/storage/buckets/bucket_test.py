@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from jaxret.storage.atomic import sha256_json
-from jaxret.storage.bucket import BucketObject
-from jaxret.storage.bucket_folder import BucketFolder
+from jaxret.storage.buckets.bucket import BucketObject
+from jaxret.storage.buckets.bucket_folder import BucketFolder
 from tests.pipeline import REPOSITORY
-from tests.storage.buckets import Server, gcs_server, s3_server
+from tests.storage.buckets.servers import Server, gcs_server, s3_server
 
 NO_BYTES = sha256(b"").hexdigest().encode()
 
@@ -51,7 +51,7 @@ def run_script(text: str, environment: dict[str, str], *arguments: str) -> str:
 
 def test_conditions_decide_who_writes(gcs: Server) -> None:
     script = """
-from jaxret.storage.bucket import Bucket
+from jaxret.storage.buckets.bucket import Bucket
 bucket = Bucket("gs://bucket/folder")
 bucket.probe()
 assert bucket.list() == []
@@ -66,7 +66,7 @@ assert bucket.get("a").body == b"3" and bucket.get("b") is None and bucket.list(
 
 def test_a_missing_bucket_and_a_dead_server_are_one_sentence(gcs: Server) -> None:
     script = """
-from jaxret.storage.bucket import Bucket, BucketError
+from jaxret.storage.buckets.bucket import Bucket, BucketError
 try:
     Bucket("gs://other/folder").probe()
 except BucketError as error:
@@ -80,8 +80,8 @@ except BucketError as error:
 def test_a_working_copy_publishes_what_was_changed_and_refuses_what_another_job_has_changed(gcs: Server) -> None:
     script = """
 import shutil, sys
-from jaxret.storage.bucket_folder import ChangedFolderError
-from jaxret.storage.working_copy import WorkingCopy
+from jaxret.storage.buckets.bucket_folder import ChangedFolderError
+from jaxret.storage.buckets.working_copy import WorkingCopy
 one, two = WorkingCopy("gs://bucket/run"), WorkingCopy("gs://bucket/run")
 one.path.mkdir(), two.path.mkdir()
 (one.path / "config.json").write_text("1")
@@ -120,7 +120,7 @@ for copy in (one, two, three):
 
 RACE = """
 import json, sys, time
-from jaxret.storage.bucket import Bucket, BucketError, salted_json
+from jaxret.storage.buckets.bucket import Bucket, BucketError, salted_json
 address, number, keys, sums = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 bucket = Bucket(address)
 for attempt in range(100):  # a server that has just begun may have no bucket yet
@@ -154,7 +154,8 @@ def race(environment: dict[str, str], address: str, keys: int = 200, sums: int =
     won = [json.loads(finish(job)) for job in jobs]
     assert sorted(won[0] + won[1]) == list(range(keys))
     total = run_script(
-        "import sys; from jaxret.storage.bucket import Bucket; print(Bucket(sys.argv[1]).get('sum').body.decode())",
+        "import sys; from jaxret.storage.buckets.bucket import Bucket; "
+        "print(Bucket(sys.argv[1]).get('sum').body.decode())",
         environment,
         address,
     )
@@ -177,7 +178,7 @@ def test_one_of_two_creators_of_an_object_wins_on_s3(kind: str, tmp_path: Path) 
 
 def test_a_server_that_ignores_conditions_is_refused(tmp_path: Path) -> None:
     with s3_server("rclone", tmp_path) as environment:
-        script = "from jaxret.storage.bucket import Bucket; Bucket('s3://bucket/x').probe()"
+        script = "from jaxret.storage.buckets.bucket import Bucket; Bucket('s3://bucket/x').probe()"
         job = start_script(script, environment)
         _, errors = job.communicate(timeout=60)
         assert job.returncode == 1
@@ -192,7 +193,7 @@ def test_a_lost_response_is_no_conflict(gcs: Server) -> None:
 
     gcs[0].lost = lose
     script = """
-from jaxret.storage.bucket import Bucket, salted_json
+from jaxret.storage.buckets.bucket import Bucket, salted_json
 bucket = Bucket("gs://bucket/folder")
 for number in range(12):
     assert bucket.create(f"{number}", salted_json({})), number
@@ -205,7 +206,7 @@ for number in range(12):
 
 WRITER = """
 import sys
-from jaxret.storage.working_copy import local_path, publish_all
+from jaxret.storage.buckets.working_copy import local_path, publish_all
 folder = local_path(sys.argv[1])
 folder.mkdir(exist_ok=True)
 for number in range(10):
@@ -214,7 +215,7 @@ publish_all()
 """
 READER = """
 import sys
-from jaxret.storage.working_copy import local_path
+from jaxret.storage.buckets.working_copy import local_path
 folder = local_path(sys.argv[1])
 texts = [(folder / f"{number}.txt").read_text().split() for number in range(10)]
 assert [number for _, number in texts] == list("0123456789"), texts
@@ -260,7 +261,7 @@ def test_the_processes_of_a_host_fetch_a_file_once_and_compare_its_digest(gcs: S
     script = """
 import sys
 from pathlib import Path
-from jaxret.storage.working_copy import local_path, publish_all
+from jaxret.storage.buckets.working_copy import local_path, publish_all
 folder = local_path("gs://bucket/run")
 folder.mkdir()
 (folder / "large.bin").write_bytes(bytes(range(256)) * (40 << 12))  # 40 MiB, two objects
@@ -271,7 +272,7 @@ publish_all()
     environment["XDG_CACHE_HOME"] = str(tmp_path / "readers")
     fetch = """
 import hashlib
-from jaxret.storage.working_copy import local_path
+from jaxret.storage.buckets.working_copy import local_path
 print(hashlib.sha256((local_path("gs://bucket/run") / "large.bin").read_bytes()).hexdigest())
 """
     first = len(server.requests)
@@ -299,7 +300,9 @@ print(hashlib.sha256((local_path("gs://bucket/run") / "large.bin").read_bytes())
 )
 def test_object_names_cannot_leave_the_working_copy(name: str, body: bytes, problem: str, gcs: Server) -> None:
     gcs[0].objects["bucket", f"run/{name}"] = 1, body
-    job = start_script("from jaxret.storage.working_copy import local_path; local_path('gs://bucket/run')", gcs[1])
+    job = start_script(
+        "from jaxret.storage.buckets.working_copy import local_path; local_path('gs://bucket/run')", gcs[1]
+    )
     assert problem in job.communicate(timeout=60)[1]
 
 
@@ -310,9 +313,9 @@ def test_no_manifest_names_a_file_outside_of_the_destination(name: str, gcs: Ser
     script = """
 import sys
 from pathlib import Path
-from jaxret.storage.bucket import BucketError
-from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, _body
-from jaxret.storage.copy_folder import copy_folder
+from jaxret.storage.buckets.bucket import BucketError
+from jaxret.storage.buckets.bucket_folder import MANIFEST, BucketFolder, _body
+from jaxret.storage.buckets.copy_folder import copy_folder
 folder, (own_file, destination, name) = BucketFolder("gs://bucket/run"), sys.argv[1:]
 folder.bucket.create(MANIFEST, _body(folder.upload({name: Path(f"{own_file}.evil")})))
 try:
@@ -332,8 +335,8 @@ def test_objects_of_other_programs_are_read_and_not_written(gcs: Server) -> None
     gcs[0].objects["bucket", "data/corpus.jsonl"] = 1, b"text"
     gcs[0].objects["bucket", "data/empty"] = 2, b""
     script = """
-from jaxret.storage.bucket import BucketError
-from jaxret.storage.working_copy import local_path, publish_all, shown_path
+from jaxret.storage.buckets.bucket import BucketError
+from jaxret.storage.buckets.working_copy import local_path, publish_all, shown_path
 assert local_path("gs://bucket/data/corpus.jsonl").read_text() == "text"
 folder = local_path("gs://bucket/data")
 assert (folder / "empty").read_bytes() == b""
@@ -348,7 +351,7 @@ except BucketError as error:
 """
     assert "only reads them" in run_script(script, gcs[1])
     result = """
-from jaxret.storage.working_copy import local_path, publish_all
+from jaxret.storage.buckets.working_copy import local_path, publish_all
 local_path("gs://bucket/results/table.html").write_text("table")
 publish_all()
 """
@@ -391,8 +394,8 @@ def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -
 def test_few_parts_of_a_large_file_are_read_ahead(gcs: Server) -> None:
     """A part has 32 MiB, and eight files are read at the same time."""
     script = """
-from jaxret.storage.bucket import Bucket
-from jaxret.storage.bucket_folder import BucketFolder, StoredFile
+from jaxret.storage.buckets.bucket import Bucket
+from jaxret.storage.buckets.bucket_folder import BucketFolder, StoredFile
 bucket = Bucket("gs://bucket/run")
 keys = tuple(f"data/{number}" for number in range(20))
 for key in keys:
@@ -410,7 +413,7 @@ bucket.get("marker")
 
 KILLED_COPY = """
 import os, sys
-from jaxret.storage import copy_folder
+from jaxret.storage.buckets import copy_folder
 copy_folder._PUBLISHED_AFTER = 0.0
 def show(size):
     global files
@@ -455,7 +458,7 @@ def test_many_groups_are_listed_by_one_request(gcs: Server, tmp_path: Path) -> N
     script = """
 import sys
 from pathlib import Path
-from jaxret.storage.bucket_folder import BucketFolder
+from jaxret.storage.buckets.bucket_folder import BucketFolder
 folder = BucketFolder("gs://bucket/run")
 path = Path(sys.argv[1])
 path.write_text("x")
@@ -493,7 +496,7 @@ def test_an_address_in_a_folder_that_jaxret_wrote_is_a_path_in_its_copy(gcs: Ser
     script = """
 import json
 from pathlib import Path
-from jaxret.storage.working_copy import copy_of, local_path, publish_all, shown_path
+from jaxret.storage.buckets.working_copy import copy_of, local_path, publish_all, shown_path
 run = local_path("gs://bucket/runs/one")
 (run / "embeddings/x").mkdir(parents=True)
 (run / "embeddings/x/ids").write_text("1")
@@ -537,8 +540,8 @@ def test_a_reader_takes_the_new_files_where_another_job_replaces_those_that_it_f
 
 def test_files_of_a_failed_fetch_are_not_published(gcs: Server) -> None:
     script = """
-from jaxret.storage.bucket import BucketError
-from jaxret.storage.working_copy import WorkingCopy
+from jaxret.storage.buckets.bucket import BucketError
+from jaxret.storage.buckets.working_copy import WorkingCopy
 reader, writer = WorkingCopy("gs://bucket/run"), WorkingCopy("gs://bucket/run")
 writer.path.mkdir()
 for number in range(10):
@@ -557,7 +560,7 @@ assert reader.changes() == ({}, [])
 
 def test_a_file_that_is_written_again_with_the_same_bytes_is_not_sent(gcs: Server) -> None:
     script = """
-from jaxret.storage.working_copy import WorkingCopy
+from jaxret.storage.buckets.working_copy import WorkingCopy
 copy = WorkingCopy("gs://bucket/run")
 copy.path.mkdir()
 for text in ("same", "same", "other"):
@@ -573,7 +576,7 @@ def test_bytes_that_a_file_still_has_are_not_deleted(gcs: Server, tmp_path: Path
     """Of three files that are committed again, one is unchanged, one is renamed, and one has new contents."""
     script = """
 from pathlib import Path
-from jaxret.storage.bucket_folder import BucketFolder
+from jaxret.storage.buckets.bucket_folder import BucketFolder
 folder, names = BucketFolder("gs://bucket/run"), ("same", "old", "other")
 for name in names:
     Path(name).write_text(name)
@@ -593,7 +596,7 @@ assert len(folder.bucket.list("data")) == 3
 def test_a_removed_folder_does_not_come_back_with_the_groups_that_a_killed_job_left(gcs: Server) -> None:
     script = """
 import shutil
-from jaxret.storage.working_copy import WorkingCopy
+from jaxret.storage.buckets.working_copy import WorkingCopy
 copy = WorkingCopy("gs://bucket/run")
 (copy.path / "x").mkdir(parents=True)
 (copy.path / "x/shard").write_text("vectors")
@@ -610,8 +613,8 @@ assert copy.folder.files() == {}
 
 def test_the_last_job_to_finish_leaves_no_lease_in_the_bucket(gcs: Server) -> None:
     script = """
-from jaxret.storage.bucket_leases import LAST, BucketLeases
-from jaxret.storage.working_copy import WorkingCopy
+from jaxret.storage.buckets.bucket_leases import LAST, BucketLeases
+from jaxret.storage.buckets.working_copy import WorkingCopy
 copies = [WorkingCopy("gs://bucket/run") for _ in range(2)]
 jobs = [BucketLeases(copy, copy.path / "x") for copy in copies]
 with jobs[1] as second:
@@ -627,7 +630,7 @@ with jobs[1] as second:
 
 def test_only_groups_that_a_job_has_seen_become_part_of_the_folder(gcs: Server) -> None:
     script = """
-from jaxret.storage.working_copy import WorkingCopy
+from jaxret.storage.buckets.working_copy import WorkingCopy
 one, two = WorkingCopy("gs://bucket/run"), WorkingCopy("gs://bucket/run")
 for copy, name in ((one, "seen"), (two, "unseen")):
     (copy.path / "x").mkdir(parents=True)
@@ -644,7 +647,7 @@ def test_a_killed_process_leaves_a_copy_that_the_next_one_removes(gcs: Server, t
     environment = {**gcs[1], "XDG_CACHE_HOME": str(tmp_path)}
     script = """
 import time
-from jaxret.storage.working_copy import WorkingCopy
+from jaxret.storage.buckets.working_copy import WorkingCopy
 copy = WorkingCopy("gs://bucket/run")
 print("open", flush=True)
 time.sleep(600)
@@ -659,7 +662,8 @@ time.sleep(600)
     jobs[0].kill()
     jobs[0].communicate()
     run_script(
-        "from jaxret.storage.working_copy import WorkingCopy; WorkingCopy('gs://bucket/run').remove()", environment
+        "from jaxret.storage.buckets.working_copy import WorkingCopy; WorkingCopy('gs://bucket/run').remove()",
+        environment,
     )
     (living,) = (tmp_path / "jaxret" / "working").iterdir()
     jobs[1].kill()
@@ -669,7 +673,7 @@ time.sleep(600)
 
 def test_a_copy_that_cannot_be_published_stays_and_the_others_are_published(gcs: Server, tmp_path: Path) -> None:
     script = """
-from jaxret.storage.working_copy import WorkingCopy, local_path, publish_all
+from jaxret.storage.buckets.working_copy import WorkingCopy, local_path, publish_all
 one, two = local_path("gs://bucket/one"), local_path("gs://bucket/two")
 for folder in (one, two):
     folder.mkdir()
@@ -711,7 +715,7 @@ def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> 
 
 COPY = """
 import sys
-from jaxret.storage.copy_folder import copy_folder
+from jaxret.storage.buckets.copy_folder import copy_folder
 assert copy_folder(*sys.argv[1:]).new_files == 2
 """
 
@@ -726,7 +730,7 @@ def test_a_copy_over_another_run_is_refused(gcs: Server, tmp_path: Path) -> None
     (tmp_path / "one" / "metrics.jsonl").write_text("one\ntwo\n")
     script = """
 import sys
-from jaxret.storage.copy_folder import copy_folder
+from jaxret.storage.buckets.copy_folder import copy_folder
 for source, destination in zip(sys.argv[1::2], sys.argv[2::2]):
     try:
         copy_folder(source, destination)
@@ -743,7 +747,7 @@ for source, destination in zip(sys.argv[1::2], sys.argv[2::2]):
 @pytest.mark.slow
 def test_arrays_of_shards_are_fetched_when_they_are_opened(gcs: Server, tmp_path: Path) -> None:
     script = """
-from jaxret.storage.working_copy import local_path, publish_all
+from jaxret.storage.buckets.working_copy import local_path, publish_all
 folder = local_path("gs://bucket/run") / "embeddings/x"
 folder.mkdir(parents=True)
 (folder / "manifest.json").write_text("{}")
@@ -753,7 +757,7 @@ publish_all()
     run_script(script, gcs[1])
     script = """
 import sys
-from jaxret.storage.working_copy import copy_of, fetch_files, local_path, stored_file
+from jaxret.storage.buckets.working_copy import copy_of, fetch_files, local_path, stored_file
 folder = local_path(sys.argv[1])
 path = folder / "vectors-00000-of-00001.npy"
 assert (folder / "manifest.json").exists() and not path.exists()
@@ -779,8 +783,8 @@ assert copy_of(folder).changes() == ({}, [])
 
 def test_arrays_that_were_not_fetched_are_not_removed_after_a_failed_fetch(gcs: Server) -> None:
     script = """
-from jaxret.storage.bucket import BucketError
-from jaxret.storage.working_copy import WorkingCopy
+from jaxret.storage.buckets.bucket import BucketError
+from jaxret.storage.buckets.working_copy import WorkingCopy
 reader, writer = WorkingCopy("gs://bucket/run"), WorkingCopy("gs://bucket/run")
 (writer.path / "x").mkdir(parents=True)
 for name in ("a.json", "vectors-0-of-1.npy"):
@@ -804,8 +808,8 @@ def test_objects_of_a_job_that_ends_during_the_verification_stay(gcs: Server, tm
 import sys
 from pathlib import Path
 from jaxret.experiments.verify import verify_folder
-from jaxret.storage.bucket import Bucket
-from jaxret.storage.bucket_folder import BucketFolder
+from jaxret.storage.buckets.bucket import Bucket
+from jaxret.storage.buckets.bucket_folder import BucketFolder
 folder, path = BucketFolder("gs://bucket/run"), Path(sys.argv[1])
 path.write_text("x")
 folder.commit(folder.upload({"first": path}), {})

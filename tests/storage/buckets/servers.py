@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.pipeline import REPOSITORY, command, environment, free_address
-from tests.storage.fake_gcs import FakeGcs
+from tests.storage.buckets.fake_gcs import FakeGcs
 
 # Without these, clients look for credentials at addresses of the cloud.
 LOOPBACK = {

@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 from jaxret.parallel.first_process import is_first_process
-from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import (
     StorageError,
     cache_folder,
@@ -35,8 +34,9 @@ from jaxret.storage.atomic import (
     sha256_json,
     storage_errors,
 )
-from jaxret.storage.bucket import Bucket, BucketError
-from jaxret.storage.bucket_folder import (
+from jaxret.storage.buckets.address import is_bucket_address
+from jaxret.storage.buckets.bucket import Bucket, BucketError
+from jaxret.storage.buckets.bucket_folder import (
     MANIFEST,
     BucketFolder,
     ChangedFolderError,
@@ -44,8 +44,8 @@ from jaxret.storage.bucket_folder import (
     is_leftover,
     require_name_inside,
 )
+from jaxret.storage.buckets.object_cache import CachedFile, fetch, version_name
 from jaxret.storage.file_state import MISSING, FileState, file_state
-from jaxret.storage.object_cache import CachedFile, fetch, version_name
 from jaxret.storage.unfinished import lock, sweep, temporary_path
 
 # Folders of results, which any job may replace; the last result is kept.

@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from jaxret.storage.atomic import atomic_write, cache_folder, storage_errors
-from jaxret.storage.bucket import BucketError
+from jaxret.storage.buckets.bucket import BucketError
 from jaxret.storage.cache import cache_limit, trim_cache
 from jaxret.storage.unfinished import temporary_path
 
