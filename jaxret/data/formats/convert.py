@@ -71,6 +71,8 @@ def convert_data(
             conversion = FOLDERS[name](folder, open_data_set(source, split, policy))
             if not any(conversion.records.values()):
                 raise no_records_error(source.path, policy)
+            if not source.is_folder and source.file().format.gives("rankings"):
+                conversion.losses["queries' rankings"] = len(RankingSource.of(source).read(policy))
             return conversion
     if name not in WRITERS:
         if name in _ENDINGS:

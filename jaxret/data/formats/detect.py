@@ -175,6 +175,12 @@ def _require_role(file: DataFile, sample: FileSample | None = None) -> DataFile:
         if folder.name == "qrels" and find_file(folder.parent, "corpus.jsonl"):
             remedy = f"give the folder of the data set, {shown_path(folder.parent)}, or another file of it"
             raise Location(file.path).error("wrong format", problem, remedy)
+        if file.role == "examples" and file.format.gives("rankings"):
+            remedy = (
+                "rankings do not say which passages are relevant: add judgements of these queries to the folder "
+                "(docs/training.md, distillation); this file can then be data.negatives_run and data.teacher_run"
+            )
+            raise Location(file.path).error("wrong format", problem, remedy)
         choices = [choice for choice in FORMATS if choice.gives(file.role)]
         nearest = _nearest(sample, [choice for choice in choices if getattr(choice, file.role)]) if sample else None
         force = f"; if it is {nearest.title}, give {nearest.name}:PATH" if nearest else ""

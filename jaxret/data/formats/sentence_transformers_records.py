@@ -89,7 +89,7 @@ def _text_row(record: Record, columns: list[str], location: Location) -> TextRow
     number = parse_number(value, key, location)
     if len(texts) == 1:
         if number not in (0, 1):
-            remedy = "1 means a positive, 0 a negative; give st.scored:PATH for pairs with scores"
+            remedy = "1 means a positive, 0 a negative: give each pair one of them, because no loss uses a pair's score"
             raise location.error("bad label", f"{key!r} of a pair is {value!r}", remedy)
         pair: list[tuple[str, float | None]] = [(texts[0], None)]
         return TextRow(location, anchor, pair, []) if number > 0 else TextRow(location, anchor, [], pair)

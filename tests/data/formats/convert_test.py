@@ -413,6 +413,15 @@ def test_other_containers(end: str, tmp_path: Path) -> None:
     assert TrainingSource.open(tmp_path / f"b{end}").read(targets=False) == originals
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_does_not_hold_the_scores_of_pairs(name: str, tmp_path: Path) -> None:
+    pairs = [{"anchor": "a river", "positive": text, "score": score} for text, score in (("stone", 0.5), ("sea", 0.25))]
+    (tmp_path / "a").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    assert convert(tmp_path / "a", tmp_path / "b", name).losses["queries' rankings"] == 1
+    written(tmp_path / "c", "st.tuples", examples(ids=False))
+    assert not convert(tmp_path / "c", tmp_path / "d", name).losses["queries' rankings"]  # control: no rankings
+
+
 def test_unsupported_targets_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("q1 0 p1 1\n{\n")
     with pytest.raises(ValueError, match=r"--to=brr: .*format .*written"):

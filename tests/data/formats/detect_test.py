@@ -285,7 +285,7 @@ def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path
             "examples",
             r"judgements .*MS MARCO",
         ),
-        (records({"query_id": 1, "document_ids": [2], "scores": [1]}), "examples", r"holds rankings and no examples"),
+        (records({"query_id": 1, "document_ids": [2], "scores": [1]}), "examples", r"rankings and .*data\.teacher_run"),
         ("PK\x03\x04", "", "zip archive; unpack"),
         ("%PDF-1.7\n1 0 obj\n", "", r"PDF; write .*text"),
         ("<!DOCTYPE html>\n", "", r"page; download .*itself"),
