@@ -11,14 +11,14 @@ from jaxret.export.model_card import write_card
 from jaxret.export.round_trip import run_in_float32
 from jaxret.export.stores.store_list import STORES, import_client
 from jaxret.export.stores.store_options import StoreOptions
-from jaxret.export.to_anserini import write_anserini
-from jaxret.export.to_hf import write_hf, write_sentence_transformers
-from jaxret.export.to_hf_cross_encoder import export_cross_encoder
-from jaxret.export.to_onnx import write_onnx
-from jaxret.export.to_orbax import export_orbax
-from jaxret.export.to_peft import write_peft
-from jaxret.export.to_pylate import write_pylate
-from jaxret.export.to_pyserini import write_pyserini
+from jaxret.export.targets.to_anserini import write_anserini
+from jaxret.export.targets.to_hf import write_hf, write_sentence_transformers
+from jaxret.export.targets.to_hf_cross_encoder import export_cross_encoder
+from jaxret.export.targets.to_onnx import write_onnx
+from jaxret.export.targets.to_orbax import export_orbax
+from jaxret.export.targets.to_peft import write_peft
+from jaxret.export.targets.to_pylate import write_pylate
+from jaxret.export.targets.to_pyserini import write_pyserini
 from jaxret.runs.run import Run, open_run, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.transaction import new_folder

@@ -14,8 +14,8 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors.numpy import load_file, save_file
 
-from jaxret.export import stock_modules
 from jaxret.export.export import export
+from jaxret.export.targets import stock_modules
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train
 from tests.pipeline import tiny_config, write_data, write_encoder

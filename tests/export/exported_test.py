@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from jaxret.data.records import Passage
 from jaxret.export.export import export
 from jaxret.export.exported import read_export
-from jaxret.export.stock_modules import read_states
+from jaxret.export.targets.stock_modules import read_states
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json
 from tests.export.export_test import MLR, PROJECTED, make_run

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from jaxret.export.export import export
 from jaxret.export.import_model import import_model
 from jaxret.export.import_options import ImportOptions
-from jaxret.export.stock_modules import dense_config
+from jaxret.export.targets.stock_modules import dense_config
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json, write_json
 from tests.pipeline import write_language_model

@@ -153,7 +153,7 @@ TESTED_ELSEWHERE = {
     "jaxret/experiments/report/quality_sections.py",
     "jaxret/experiments/report/run_sections.py",
     "jaxret/experiments/reproduce/commands.py",
-    "jaxret/export/stock_modules.py",
+    "jaxret/export/targets/stock_modules.py",
     "jaxret/index/passages.py",
     "jaxret/models/pretraining.py",
     "jaxret/plan/estimates.py",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jaxret.export.stock_modules import dense_config
+from jaxret.export.targets.stock_modules import dense_config
 from jaxret.models.heads import read_model_keys
 from jaxret.storage.atomic import read_json, write_json
 from tests import tiny

@@ -142,7 +142,7 @@ def test_a_pylate_directory_round_trips(tmp_path: Path, monkeypatch: pytest.Monk
         assert all((exported[key] == before[key]).all() for key in exported)
     save = save_file
     monkeypatch.setattr(
-        "jaxret.export.to_pylate.save_file",
+        "jaxret.export.targets.to_pylate.save_file",
         lambda tensors, *rest: save({name: x + 0.01 for name, x in tensors.items()}, *rest),
     )
     # Control: a wrong export is noticed.

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jaxret.data.formats import Corpus, QuerySource
-from jaxret.export import to_anserini
 from jaxret.export.export import export
+from jaxret.export.targets import to_anserini
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.update import delete_passages

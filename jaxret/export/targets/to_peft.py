@@ -9,7 +9,7 @@ import jax
 
 from jaxret.export.exported import CONFIG, HEAD, write_head
 from jaxret.export.round_trip import SIDES, check_vectors, run_vectors
-from jaxret.export.stock_modules import write_tokenizer
+from jaxret.export.targets.stock_modules import write_tokenizer
 from jaxret.models.heads.head import Side
 from jaxret.models.lora import make_adapters, merge_adapters
 from jaxret.models.partition import join_parameters

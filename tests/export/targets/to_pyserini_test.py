@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxret.data.formats import Corpus
-from jaxret.export import to_pyserini
 from jaxret.export.export import export
+from jaxret.export.targets import to_pyserini
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.runs.run import open_run

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from jaxret.export.compare_original import pylate_vectors, sample_texts
 from jaxret.export.round_trip import check_vectors, padded_inputs
-from jaxret.export.stock_modules import ROUTES, read_states, vector_form, write_encoder, write_module_list
+from jaxret.export.targets.stock_modules import ROUTES, read_states, vector_form, write_encoder, write_module_list
 from jaxret.models.encoders.sentence_transformers import SETTINGS, TITLE_SEPARATOR
 from jaxret.models.heads import pylate
 from jaxret.models.heads.head import Side

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxret.export import onnx_graph
 from jaxret.export.exported import CONFIG, HEAD, write_head
 from jaxret.export.round_trip import SIDES, check_round_trip, padded_inputs, run_states, run_vectors
-from jaxret.export.stock_modules import VectorForm, vector_form, write_tokenizer
+from jaxret.export.targets import onnx_graph
+from jaxret.export.targets.stock_modules import VectorForm, vector_form, write_tokenizer
 from jaxret.models.heads.head import EVERY_TOKEN, Side
 from jaxret.runs.run import Run
 from jaxret.types import Ragged

@@ -10,7 +10,7 @@ import numpy as np
 from jaxret.export.compare_original import load_sentence_transformer, original_library, sample_texts
 from jaxret.export.exported import CONFIG, HEAD, read_export, write_head
 from jaxret.export.round_trip import SIDES, check_round_trip, check_vectors, run_states
-from jaxret.export.stock_modules import (
+from jaxret.export.targets.stock_modules import (
     ROUTES,
     has_one_chain,
     read_states,

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import pytest
 
-from jaxret.export import onnx_graph
 from jaxret.export.export import export
-from jaxret.export.to_onnx import run_graph
+from jaxret.export.targets import onnx_graph
+from jaxret.export.targets.to_onnx import run_graph
 from jaxret.models.encoders.attention import ACTIVATIONS
 from jaxret.models.encoders.pretrained import load_pretrained
 from tests.export.export_test import MLR, make_run
