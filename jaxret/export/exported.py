@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
-from safetensors.numpy import save
 
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
@@ -25,8 +24,8 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run, config_json, load_tokenizer, make_embedder
-from jaxret.storage.atomic import atomic_write, read_json, write_json
-from jaxret.storage.foreign_files import read_settings, read_tensors
+from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.foreign_files import read_settings, read_tensors, write_tensors
 
 HEAD, CONFIG = "head.safetensors", EXPORT
 _VECTOR_KEYS = ("task", "encoder", "head", "pooling", "normalize", "tokens", "encode")  # keys that determine vectors
@@ -40,8 +39,7 @@ def write_head(run: Run, out: Path, base: bool = False) -> list[str]:
     """
     head = {name: part for name, part in run.params.items() if not name.endswith("encoder")}
     flat = traverse_util.flatten_dict(jax.device_get(head), sep="/")
-    with atomic_write(out / HEAD, "wb") as file:
-        file.write(save({name: np.ascontiguousarray(value) for name, value in flat.items()}))
+    write_tensors(out / HEAD, flat)
     keys = (*_VECTOR_KEYS, "lora") if base else _VECTOR_KEYS
     config = {name: value for name, value in config_json(run.config).items() if name in keys}
     if base:

@@ -17,7 +17,6 @@ import numpy as np
 from flax import traverse_util
 from jaxtyping import Float
 from ml_collections import ConfigDict
-from safetensors.numpy import load_file, save
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, make_encoder, read_config
@@ -32,7 +31,8 @@ from jaxret.models.encoders.weight_files import open_weights
 from jaxret.models.heads.head import one_token_selection
 from jaxret.models.model import LinenModel
 from jaxret.models.retriever_model import check_compute
-from jaxret.storage.atomic import atomic_write, read_json, write_json
+from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.foreign_files import read_tensors, write_tensors
 from jaxret.types import HiddenStates, Params, Tokens
 
 
@@ -196,14 +196,13 @@ def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[s
     architecture, form = ARCHITECTURES[config.model_type], classifier(config)
     save_pretrained(directory, config, params["encoder"])
     path = directory / "model.safetensors"
-    tensors = {architecture.prefix + name: array for name, array in load_file(path).items()}
+    tensors = {architecture.prefix + name: array for name, array in read_tensors(path).items()}
     flat = traverse_util.flatten_dict(jax.device_get(dict(params["head"])), sep="/")
     for parameter, name in score_head_names(config).items():
         array = np.asarray(flat[parameter], np.float32)
         full_name = architecture.prefix + name if name.startswith(form.inside) and form.inside else name
-        tensors[full_name] = np.ascontiguousarray(array.T if parameter.endswith("kernel") else array)
-    with atomic_write(path, "wb") as file:
-        file.write(save(tensors, metadata={"format": "pt"}))
+        tensors[full_name] = array.T if parameter.endswith("kernel") else array
+    write_tensors(path, tensors, {"format": "pt"})
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": None}
     raw = read_json(directory / "config.json") | {"architectures": [form.class_name], **labels}
     write_json(directory / "config.json", raw)

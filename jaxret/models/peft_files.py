@@ -9,18 +9,11 @@ from typing import Any
 
 import numpy as np
 from flax import traverse_util
-from safetensors.numpy import save
 
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig
-from jaxret.models.lora import (
-    choose_layers,
-    layer_numbers,
-    linear_layers,
-    matching_layers,
-    module_names,
-)
-from jaxret.storage.atomic import atomic_write, write_json
-from jaxret.storage.foreign_files import read_settings, read_tensors
+from jaxret.models.lora import choose_layers, layer_numbers, linear_layers, matching_layers, module_names
+from jaxret.storage.atomic import write_json
+from jaxret.storage.foreign_files import read_settings, read_tensors, write_tensors
 from jaxret.types import Params
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -63,9 +56,8 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
             matrices = np.asarray(flat[f"{path}/{parameter}"], np.float32)
             for number in numbers:
                 name = f"{WRAPPER}{module_names(tensor)[number - 1]}.{matrix}.weight"
-                tensors[name] = np.ascontiguousarray(matrices[number - 1].T)
-    with atomic_write(directory / ADAPTER_WEIGHTS, "wb") as file:
-        file.write(save(tensors, metadata={"format": "pt"}))
+                tensors[name] = matrices[number - 1].T
+    write_tensors(directory / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
     content = {
         "peft_type": "LORA",
         "task_type": "FEATURE_EXTRACTION",

@@ -19,7 +19,6 @@ import jax
 from flax import traverse_util
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from safetensors.numpy import save
 
 from jaxret.data.record_checks import shorten
 from jaxret.data.tokens.prompts import read_prompts
@@ -44,6 +43,7 @@ from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.storage.buckets.working_copy import refresh, shown_path
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
+from jaxret.storage.foreign_files import write_tensors
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Params
 from jaxret.version import __version__
@@ -117,8 +117,7 @@ def create_run(
     if not (workdir.encoder / "config.json").exists() or digests != contract["tokenizer"]:
         raise ContractError(f"{encoder} was changed while the run began; start again, and do not change its files")
     if pooler := read_pooler(encoder):
-        with atomic_write(workdir.pooler, "wb") as file:
-            file.write(save(pooler))
+        write_tensors(workdir.pooler, pooler)
     else:
         workdir.pooler.unlink(missing_ok=True)
     if settings:

@@ -1,4 +1,4 @@
-"""Read files of model folders from third parties, with limits of their sizes.
+"""Read files of model folders from third parties, with limits of their sizes, and write tensors in their format.
 
 The content of such a folder cannot be trusted. So the size of a file is checked before it is read, and the message of
 an error has the path of the damaged file.
@@ -6,7 +6,7 @@ an error has the path of the damaged file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 import ml_dtypes  # noqa: F401 (registers bfloat16 with numpy)
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-from jaxret.storage.atomic import read_json
+from jaxret.storage.atomic import atomic_write, read_json
 
 MOST_SETTINGS = 8 * 2**20  # largest size of a JSON file in bytes; the largest known files have some kilobytes
 MOST_VOCABULARY = 48 * 2**20  # largest size of a tokenizer file in bytes; Gemma's has 34 MB
@@ -62,6 +63,12 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Return all tensors of a safetensors file, by name. Raises ValueError if it is damaged."""
     with open_tensors(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file. transformers needs the metadata {"format": "pt"}."""
+    with atomic_write(path, "wb") as file:
+        file.write(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, metadata))
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from safetensors.numpy import save
 
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import (
@@ -32,10 +31,10 @@ from jaxret.models.encoders.weight_files import (
     open_weights,
     weight_files,
 )
-from jaxret.storage.atomic import atomic_write, require_disk_path, write_json
+from jaxret.storage.atomic import require_disk_path, write_json
 from jaxret.storage.buckets.address import is_bucket_address
 from jaxret.storage.buckets.working_copy import local_path
-from jaxret.storage.foreign_files import read_settings
+from jaxret.storage.foreign_files import read_settings, write_tensors
 from jaxret.types import Params
 
 _MOST_PROBLEMS = 8  # problems of a file that an error lists
@@ -289,10 +288,9 @@ def save_pretrained(
         for name, part in zip(names, array if stacked else array[None], strict=True):
             if _has_mlm_head(config) and not path.startswith("mlm_head/"):
                 name = architecture.prefix + name
-            tensors[name] = np.ascontiguousarray(part.T if path.endswith("kernel") else part)
+            tensors[name] = part.T if path.endswith("kernel") else part
     tensors |= {} if _has_mlm_head(config) else pooler or {}
-    with atomic_write(directory / "model.safetensors", "wb") as file:
-        file.write(save(tensors, metadata={"format": "pt"}))
+    write_tensors(directory / "model.safetensors", tensors, {"format": "pt"})
     write_json(directory / "config.json", architecture.write(config))
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 from flax import traverse_util
-from safetensors.numpy import save
 
 from jaxret.models.encoders.architectures import ARCHITECTURES
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
 from jaxret.models.pretraining import PRETRAINING_HEAD
 from jaxret.runs.run import OpenedRun
 from jaxret.storage.atomic import atomic_write, read_json, write_json
+from jaxret.storage.foreign_files import write_tensors
 from jaxret.training.pretraining.scratch import copy_tokenizer
 
 
@@ -36,9 +36,7 @@ def write_pretrained_encoder(run: OpenedRun[Any], folder: Path, command: str) ->
     notes = [f"{ARCHITECTURES[shapes.model_type].mlm_class} after {step} steps of {run.config.pretraining.method}"]
     if head := params.get("head"):
         flat = traverse_util.flatten_dict(head, sep="/")
-        with atomic_write(folder / PRETRAINING_HEAD, "wb") as file:
-            tensors = {name: np.ascontiguousarray(value) for name, value in flat.items()}
-            file.write(save(tensors, metadata={"head": run.model.module.method.head}))
+        write_tensors(folder / PRETRAINING_HEAD, flat, {"head": run.model.module.method.head})
         notes.append(
             f"the head of pre-training ({len(flat)} tensors) is in {PRETRAINING_HEAD}. Further pre-training with the "
             "same method continues with it; no other command reads it"
