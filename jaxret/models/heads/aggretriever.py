@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads.head import HeadInput, Side, VectorHead
-from jaxret.models.heads.vocabulary import one_hot_maximum, strongest, torch_linear
+from jaxret.models.heads.vocabulary import mlm_logits, one_hot_maximum, require_chunk, strongest, torch_linear
 from jaxret.types import Embeddings, HiddenStates
 
 PRUNINGS = ("full", "semi", "linear", "average")
@@ -72,10 +72,7 @@ class AggretrieverHead(VectorHead):
                 f"head.aggretriever.lexical_dim is {self.lexical_dim} and head.aggretriever.cls_dim {self.cls_dim}: "
                 "neither may be negative, and one must be above 0"
             )
-        if self.chunk < 1:
-            raise ValueError(
-                f"head.aggretriever.chunk is {self.chunk}; it must be at least 1, the number of tokens at a time"
-            )
+        require_chunk("aggretriever", self.chunk)
 
     def needs(self) -> tuple[str, ...]:
         return (*super().needs(), *(["mlm_head"] if self.mlm and self.pruning != "average" else []))
@@ -132,11 +129,10 @@ class AggretrieverHead(VectorHead):
         if self.term_weights:
             weights = torch_linear(1, self.hidden_size, "term_weight")(states.astype(jnp.float32))[..., 0]
         if self.mlm:
-            mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan needs
-            table = text.encoder.word_table
+            logits = mlm_logits(text.encoder)
 
             def probabilities(hidden: jax.Array) -> jax.Array:
-                return jax.nn.softmax(mlm_head.apply(variables, hidden, table), axis=-1)
+                return jax.nn.softmax(logits(hidden), axis=-1)
 
             values = strongest(probabilities, states, weights, mask, self.chunk, text.train)
         else:

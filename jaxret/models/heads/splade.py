@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads.head import HeadInput, Side, VectorHead
-from jaxret.models.heads.vocabulary import one_hot_maximum, strongest, torch_linear
+from jaxret.models.heads.vocabulary import mlm_logits, one_hot_maximum, require_chunk, strongest, torch_linear
 from jaxret.types import Embeddings, HiddenStates
 
 # How a query's words are weighted. "encoded": by the encoder, like a passage's words. "words": 1 for each word of the
@@ -39,10 +39,7 @@ class SpladeHead(VectorHead):
     def check(self) -> None:
         if self.queries not in QUERY_ENCODINGS:
             raise ValueError(f"head.splade.queries is {self.queries!r}; it must be one of {', '.join(QUERY_ENCODINGS)}")
-        if self.chunk < 1:
-            raise ValueError(
-                f"head.splade.chunk is {self.chunk}; it must be at least 1, the number of tokens at a time"
-            )
+        require_chunk("splade", self.chunk)
 
     def needs(self) -> tuple[str, ...]:
         return ("mlm_head",) if self.expansion else ()
@@ -94,13 +91,7 @@ class SpladeHead(VectorHead):
         self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], text: HeadInput
     ) -> Float[jax.Array, "B vocabulary"]:
         """Return max(0, max_i logit_i[t]). The logarithm is monotone, so it is computed once, after the maximum."""
-        mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan needs
-        table = text.encoder.word_table
-
-        def logits(part: jax.Array) -> jax.Array:
-            return mlm_head.apply(variables, part, table)
-
-        return strongest(logits, states, jnp.ones(mask.shape), mask, self.chunk, text.train)
+        return strongest(mlm_logits(text.encoder), states, jnp.ones(mask.shape), mask, self.chunk, text.train)
 
     def loss_settings(self) -> dict[str, Any]:
         return {"count_words": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -30,6 +31,18 @@ def torch_linear(features: int, fan_in: int, name: str) -> nn.Dense:
         return uniform_like_torch(key, shape, dtype, fan_in)
 
     return nn.Dense(features, precision=jax.lax.Precision.HIGHEST, kernel_init=init, bias_init=init, name=name)
+
+
+def require_chunk(name: str, chunk: int) -> None:
+    """Raise ValueError unless the key `chunk` of a head is above 0."""
+    if chunk < 1:
+        raise ValueError(f"head.{name}.chunk is {chunk}; it must be at least 1, the number of tokens at a time")
+
+
+def mlm_logits(encoder: Any) -> Callable[[jax.Array], jax.Array]:
+    """Return the encoder's MLM head, states -> logits, as a pure function, which a scan needs."""
+    mlm_head, variables = encoder.mlm_head.unbind()
+    return partial(mlm_head.apply, variables, table=encoder.word_table)
 
 
 def strongest(
