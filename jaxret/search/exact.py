@@ -28,14 +28,7 @@ from jaxret.search.faster_backend import faster_backend
 from jaxret.search.full_scan import scan_all
 from jaxret.search.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
 from jaxret.search.multi_vector import VectorLists
-from jaxret.search.proof import (
-    MARGIN,
-    Candidates,
-    SearchResult,
-    empty_candidates,
-    first_depth,
-    search_until_proven,
-)
+from jaxret.search.proof import MARGIN, Candidates, SearchResult, empty_candidates, first_depth, search_until_proven
 from jaxret.search.query_vectors import QueryVectors, ScoredQueries
 from jaxret.search.rounding import WIDE_UNIT, exact_score
 from jaxret.search.single_vector import SingleVectors, block_passages
@@ -71,8 +64,6 @@ def search(
         RuntimeError: the backend omits passages.
     """
     vector_corpus = BlockCorpus(corpus) if isinstance(corpus, Sequence) else corpus
-    if k < 1:
-        raise ValueError(f"k is {k}; it must be at least 1")
     vectors = query_vectors(queries, vector_corpus)
     if vector_corpus.ragged and not backend.multi_vector:
         raise ValueError(f"search backend {backend.name!r} cannot search lists of vectors; use xla, or auto")

@@ -161,8 +161,6 @@ class InvertedLists:
 
         Raises ValueError for k < 1, queries of another vocabulary, and weights that are negative, NaN or infinite.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}; it must be at least 1")
         require_same_vocabulary(queries, self.corpus.dimension)
         total, width = self.corpus.total_rows, min(k, self.corpus.total_rows)
         sparse_queries = SparseQueries(queries)

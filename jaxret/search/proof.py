@@ -73,6 +73,14 @@ def keep_best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return order[:, n - k :], np.take_along_axis(scores, order[:, n - k - 1 : n - k], axis=1)[:, 0]
 
 
+def best_columns(scores: np.ndarray, count: int) -> BlockHits:
+    """Return the `count` highest scores of each row [Q,n], descending, their columns, and the next score [Q]."""
+    columns, left_out = keep_best(scores, count)
+    top = np.take_along_axis(scores, columns, axis=1)
+    order = np.argsort(-top, axis=1)
+    return BlockHits(np.take_along_axis(top, order, axis=1), np.take_along_axis(columns, order, axis=1), left_out)
+
+
 class Candidates(NamedTuple):
     """The best passages of each query in the blocks that were searched so far, by the backend's float32 scores."""
 
@@ -107,7 +115,12 @@ def empty_candidates(queries: int, depth: int) -> Candidates:
 
 
 def first_depth(k: int, extra_share: float, margin: int) -> int:
-    """Return the number of candidates of a query in the first round: k plus a share of k, but at least k + `margin`."""
+    """Return the number of candidates of a query in the first round: k plus a share of k, but at least k + `margin`.
+
+    Raises ValueError for k < 1.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}; it must be at least 1")
     return k + max(margin, int(k * extra_share))
 
 

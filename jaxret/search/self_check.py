@@ -19,7 +19,7 @@ def self_check(backend: Backend, multi_vector: bool = False) -> None:
     it exceeds it by at most the loss of precision), that no passage is returned twice, and that the scores of all other
     passages are at most the bound. Some numbers have last bits that TF32 or bfloat16 would lose.
 
-    `lists` is whether lists of vectors are searched.
+    `multi_vector` is whether lists of vectors are searched.
     """
     random = np.random.default_rng(0)
     (_check_lists if multi_vector else _check_vectors)(backend, random)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -189,25 +189,19 @@ def search_cells(
     def device(
         queries: Compressed, rows: jax.Array, cells: jax.Array, vectors: Compressed
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        def search_cell(cell: tuple[jax.Array, Compressed]) -> tuple[jax.Array, jax.Array, jax.Array]:
-            number, cell_vectors = cell
+        def search_cell(cell: tuple[jax.Array, Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            number, part = cell  # the part is the cell's vectors, or for the kernel its index
             rows_of_cell = jnp.arange(layout.size) * layout.cells + number
-            top, positions, bound = best_of_cell(queries, cell_vectors, rows_of_cell < rows, per_cell)
+            exists = rows_of_cell < rows
+            if by_maxima:
+                hits = best_by_maxima(queries, vectors, part, exists, per_cell, platform_of(mesh))
+            else:
+                hits = best_of_cell(queries, part, exists, per_cell)
+            top, positions, bound = hits
             return top, rows_of_cell[positions], bound
 
-        def search_cell_by_maxima(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-            number, index = cell
-            rows_of_cell = jnp.arange(layout.size) * layout.cells + number
-            top, positions, bound = best_by_maxima(
-                queries, vectors, index, rows_of_cell < rows, per_cell, platform_of(mesh)
-            )
-            return top, rows_of_cell[positions], bound
-
-        if by_maxima:
-            cell_hits = jax.lax.map(search_cell_by_maxima, (cells, jnp.arange(len(cells))))
-        else:
-            cell_hits = jax.lax.map(search_cell, (cells, vectors))
-        tops, cell_rows, bounds = cell_hits  # [cells of the device, Q, ...]
+        parts = jnp.arange(len(cells)) if by_maxima else vectors
+        tops, cell_rows, bounds = jax.lax.map(search_cell, (cells, parts))  # [cells of the device, Q, ...]
         return jax.tree.map(lambda x: x[None], merge(tops, cell_rows, bounds.max(axis=0), per_device))
 
     specs = (P(), P(), P(ROW_AXIS), P(ROW_AXIS))

@@ -16,7 +16,7 @@ import numpy as np
 from jaxret.search.backends.int8 import CANDIDATE_FACTOR, MOST_CANDIDATES, Quantized
 from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.precision import FLOAT32, LONGEST_INT8, Precision
-from jaxret.search.proof import BlockHits, BlockSearch, keep_best
+from jaxret.search.proof import BlockHits, BlockSearch, best_columns
 
 FAISS_GPU_MAX_K = 2048  # the limit of FAISS's selection kernels
 FEW_QUERIES = 4  # for at most this many queries BLAS is faster on a CPU: FAISS gives each query to one thread
@@ -171,14 +171,6 @@ def _merge_parts(hits: list[BlockHits], firsts: list[int], k: int) -> BlockHits:
     top, columns, left_out = best_columns(scores, k)
     bound = np.max([*(hit.bound for hit in hits), left_out], axis=0)
     return BlockHits(top, np.take_along_axis(passages, columns, axis=1), bound)
-
-
-def best_columns(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the `count` highest scores of each row [Q,n], descending, their columns, and the next score [Q]."""
-    columns, left_out = keep_best(scores, count)
-    top = np.take_along_axis(scores, columns, axis=1)
-    order = np.argsort(-top, axis=1)
-    return np.take_along_axis(top, order, axis=1), np.take_along_axis(columns, order, axis=1), left_out
 
 
 def _import_faiss() -> tuple[Any, str | None]:

@@ -8,7 +8,7 @@ import numpy as np
 import scipy
 from scipy.sparse import csr_array
 
-from jaxret.search.proof import BlockHits, keep_best
+from jaxret.search.proof import BlockHits, best_columns
 from jaxret.types import SparseRows
 
 SCORES_AT_ONCE = 2**24  # float64 scores in memory at a time: 128 MiB
@@ -53,7 +53,4 @@ def as_csr(rows: SparseRows) -> csr_array:
 def best_products(products: np.ndarray, k: int) -> BlockHits:
     """Return the k highest products above 0 of each row of float64 [Q,n], padded with columns of score -inf."""
     scores = np.where(products > 0, products, -np.inf).astype(np.float32)
-    columns, bound = keep_best(scores, min(k, scores.shape[1]))
-    top = np.take_along_axis(scores, columns, axis=1)
-    order = np.argsort(-top, axis=1, kind="stable")
-    return BlockHits(np.take_along_axis(top, order, axis=1), np.take_along_axis(columns, order, axis=1), bound)
+    return best_columns(scores, min(k, scores.shape[1]))
