@@ -1,7 +1,7 @@
 """Options that several verbs have, so that each has one wording.
 
-A function returns the option with its name. `role` names the source of an option, and `default` describes the meaning of an empty value,
-where the verbs differ.
+A function returns the option with its name. `role` names the source of an option, and `default` describes the meaning
+of an empty value, where the verbs differ.
 """
 
 from __future__ import annotations

@@ -14,12 +14,7 @@ import numpy as np
 
 from jaxret.data.compression import detect_compression
 from jaxret.data.errors import DataError
-from jaxret.data.formats import (
-    Corpus,
-    Policy,
-    hash_id,
-    source_exists,
-)
+from jaxret.data.formats import Corpus, Policy, hash_id, source_exists
 from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.data.formats.format import DataFile
 from jaxret.data.lines import missing_file_error

@@ -1,9 +1,9 @@
 """Progress of long work on standard error, and the lines that a job prints.
 
 A terminal or a notebook has a bar, which appears after a second (in a notebook at once, if a program is compiled
-first); a process shows one bar at a time. A file or a pipe
-gets a line with the time every ten seconds. They also show work of which no part is finished, such as while
-a program is compiled. Nested work has its own lines while the outer work makes no progress.
+first); a process shows one bar at a time. A file or a pipe gets a line with the time every ten seconds. They also show
+work of which no part is finished, such as while a program is compiled. Nested work has its own lines while the outer
+work makes no progress.
 """
 
 from __future__ import annotations

@@ -171,19 +171,13 @@ class Routes:
             raise RefusalError(
                 424, f"{model.name} has several vectors, or weights of words, for a text: {_other_path(model)}"
             )
-        return await json_answer(
-            lambda: [text_vectors[0].tolist() for text_vectors in vectors],
-            sum(text_vectors.size for text_vectors in vectors),
-        )
+        return await _json_vectors([text_vectors[0] for text_vectors in vectors])
 
     async def _embed_all(self, request: Request, body: Body) -> Response:
         model, _, vectors = await self._tei_vectors(body)
         if model.run.model.sparse:
             raise RefusalError(424, f"{model.name} has weights of words: POST /embed_sparse")
-        return await json_answer(
-            lambda: [text_vectors.tolist() for text_vectors in vectors],
-            sum(text_vectors.size for text_vectors in vectors),
-        )
+        return await _json_vectors(vectors)
 
     async def _embed_sparse(self, request: Request, body: Body) -> Response:
         model, _, vectors = await self._tei_vectors(body)
@@ -458,6 +452,10 @@ def _corpus_at_hand(request: Request, remedy: str = "") -> Iterator[None]:
         log_event("error", request=request.state.number, path=request.url.path, message=str(error)[:2000])
         message = f"the corpus cannot be read (the log has the cause as request {request.state.number}){remedy}"
         raise RefusalError(503, message, "no_texts") from None
+
+
+async def _json_vectors(vectors: Sequence[np.ndarray]) -> Response:
+    return await json_answer(lambda: [array.tolist() for array in vectors], sum(array.size for array in vectors))
 
 
 def _encode_vector(vector: np.ndarray, encoding: str) -> Any:

@@ -17,14 +17,7 @@ from flax import struct
 from jaxtyping import Float, Int
 
 from jaxret.models.scoring import late_interaction, similarities
-from jaxret.parallel.mesh import (
-    Program,
-    replicated_sharding,
-    row_parts,
-    row_sharding,
-    shard_whole_batch,
-    shardings,
-)
+from jaxret.parallel.mesh import Program, replicated_sharding, row_parts, row_sharding, shard_whole_batch, shardings
 from jaxret.parallel.progress import Progress
 from jaxret.runs.embedder import Embedder, plan_batches
 from jaxret.training.diagnosis import NotFiniteError

@@ -8,18 +8,9 @@ Every reader takes a `Policy`. The default policy raises a `DataError` with file
 """
 
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats.corpus import (
-    ChangedCorpusError,
-    Corpus,
-    CorpusScan,
-    stat_files,
-)
+from jaxret.data.formats.corpus import ChangedCorpusError, Corpus, CorpusScan, stat_files
 from jaxret.data.formats.data_source import DataSource
-from jaxret.data.formats.detect import (
-    parse_source,
-    source_exists,
-    source_path,
-)
+from jaxret.data.formats.detect import parse_source, source_exists, source_path
 from jaxret.data.formats.dpr_results import write_retrieval_results
 from jaxret.data.formats.example_writers import write_dpr_examples
 from jaxret.data.formats.format import hash_id

@@ -14,13 +14,7 @@ from jaxret.data.formats.format import DataFile, Format, record_format
 from jaxret.data.formats.texts import passage_reader, query_reader, record_id, require_new_id
 from jaxret.data.formats.trec import RunLine, known_passages, reject_contradictions, reject_unknown_ids
 from jaxret.data.lines import find_file, read_json_lines
-from jaxret.data.record_checks import (
-    require_grade,
-    require_id,
-    require_key,
-    require_strings,
-    shorten,
-)
+from jaxret.data.record_checks import require_grade, require_id, require_key, require_strings, shorten
 from jaxret.data.records import Example, Judgement, Passage, Query, Record
 
 QRELS_KEYS = ("query-id", "corpus-id", "score")

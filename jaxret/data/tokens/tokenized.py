@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import Location
-from jaxret.data.formats import (
-    Corpus,
-    CorpusScan,
-    Policy,
-    QuerySource,
-    TrainingSource,
-    parse_source,
-    source_path,
-)
+from jaxret.data.formats import Corpus, CorpusScan, Policy, QuerySource, TrainingSource, parse_source, source_path
 from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.records import Example, Passage
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
