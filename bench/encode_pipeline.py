@@ -34,8 +34,8 @@ def seconds(act: Callable[[], object]) -> float:
 def from_text(run: Any, corpus: Path, folder: Path, shard_rows: int) -> None:
     """Do everything that `jaxret encode` does, and then open the shards as a search does."""
     from jaxret.data.formats import Corpus
-    from jaxret.index.encode import encode_source
-    from jaxret.index.encode_options import EncodeOptions
+    from jaxret.index.encoding.encode import encode_source
+    from jaxret.index.encoding.encode_options import EncodeOptions
     from jaxret.index.shard_set import open_shards
     from jaxret.index.source import inspect_corpus
 

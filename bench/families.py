@@ -31,8 +31,8 @@ from jaxret.data.formats import Corpus, QuerySource
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.run_system import run_system
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
 from jaxret.models.encoders.t5 import T5Config

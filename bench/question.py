@@ -28,7 +28,7 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
     import numpy as np
 
     from jaxret.data.formats import Corpus
-    from jaxret.index.encode_plan import SHARD_ROWS, EncodePlan
+    from jaxret.index.encoding.encode_plan import SHARD_ROWS, EncodePlan
     from jaxret.index.shards import ShardWriter
     from jaxret.index.source import note_corpus
 

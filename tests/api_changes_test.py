@@ -17,8 +17,8 @@ import jaxret
 from jaxret.api import Index, Retriever
 from jaxret.data.formats import Corpus
 from jaxret.experiments.build_index import index_corpus
-from jaxret.index.encode import encode_corpus
-from jaxret.index.update import append_corpus, delete_passages
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.update import append_corpus, delete_passages
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.workdir import Workdir

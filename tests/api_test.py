@@ -23,7 +23,7 @@ import pytest
 import jaxret
 from jaxret.data.errors import DataError
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.mismatch import ContractError
 from jaxret.storage.temporary import TemporaryFolder
 from tests.pipeline import REPOSITORY, environment, tiny_config, untrained_run, write_data, write_encoder

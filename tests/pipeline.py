@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from jaxret.configs.base import get_config
 from jaxret.data.formats import Corpus, write_beir
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.models.encoders.t5 import ARCHITECTURE as T5
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.generation.generator_weights import generator_tensors

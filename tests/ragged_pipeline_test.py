@@ -11,7 +11,7 @@ import pytest
 
 from jaxret.data.formats import Corpus, QuerySource
 from jaxret.experiments.vector_diversity import JudgedSource, read_judged_texts
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import open_run
 from jaxret.search.search_options import SearchOptions

@@ -14,10 +14,10 @@ import pytest
 
 from jaxret.data.formats import Corpus, RankingSource
 from jaxret.data.records import Passage
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
-from jaxret.index.update import append_corpus, delete_passages
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import append_corpus, delete_passages
 from jaxret.runs.run import Run, open_run
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher

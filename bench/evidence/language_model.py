@@ -131,7 +131,7 @@ def train_and_measure(folder: Path, name: str, seed: int) -> None:
     from jaxret.configs.base import get_config
     from jaxret.experiments.evaluation_options import EvaluationOptions
     from jaxret.experiments.search_files import search_files
-    from jaxret.index.encode import encode_corpus
+    from jaxret.index.encoding.encode import encode_corpus
     from jaxret.runs.run import open_run
     from jaxret.training.loop import train
 

@@ -159,7 +159,7 @@ def train_and_measure(work: Work, name: str, step: Train, seed: int) -> MeasureV
     from jaxret.configs.minilm import get_config
     from jaxret.data.formats import Corpus
     from jaxret.experiments.search_files import search_files
-    from jaxret.index.encode import encode_corpus
+    from jaxret.index.encoding.encode import encode_corpus
     from jaxret.runs.run import open_run
     from jaxret.training.loop import train
 

@@ -9,7 +9,7 @@ After the first search, a program is compiled only for a new padded length of a 
 from jaxret.api.index import Hit, Index
 from jaxret.api.retriever import Retriever
 from jaxret.data.records import Passage
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.search.search_options import SearchOptions
 
 __all__ = ["EncodeOptions", "Hit", "Index", "Passage", "Retriever", "SearchOptions"]

@@ -27,11 +27,11 @@ from jaxret.data.formats import Corpus
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage, Query
 from jaxret.evaluation.text_table import Html, html_paragraphs, html_table
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import cut_encoded, default_name, encode_corpus, find_corpus
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import corpus_state, open_encoded
-from jaxret.index.update import append_corpus, delete_ids
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import cut_encoded, default_name, encode_corpus, find_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import append_corpus, delete_ids
 from jaxret.parallel.forks import require_unforked
 from jaxret.search.passage_vectors import require_options
 from jaxret.search.search_options import SearchOptions

@@ -13,13 +13,13 @@ shards exist.
 """
 
 from jaxret.cli.flags import OptionFlags
-from jaxret.index.encode_request import EncodeRequest
+from jaxret.index.encoding.encode_request import EncodeRequest
 
 _REQUEST = OptionFlags(EncodeRequest)
 
 
 def main() -> None:
     request = _REQUEST()
-    from jaxret.index.run_encode import run_encode
+    from jaxret.index.encoding.run_encode import run_encode
 
     run_encode(request)

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxret.data.formats import Policy
 from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.shards import ShardError
 from jaxret.parallel.events import emit
 from jaxret.runs.lock import hold_folder

@@ -14,8 +14,8 @@ from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.explain_request import ExplainRequest
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.passages import Passages
 from jaxret.models.heads.head import Side
 from jaxret.runs.run import Run, open_run

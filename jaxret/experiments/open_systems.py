@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir

@@ -23,8 +23,8 @@ from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.experiments.search_files import search_files
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from jaxret.experiments.answer_question import show_answer
 from jaxret.experiments.search_job import SearchJob
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.ray_cluster import ray_workers
 from jaxret.runs.run import Run, open_run
 from jaxret.search.process_group import searching

@@ -16,7 +16,7 @@ from jaxret.experiments.evaluate_search import (
 )
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.shards import read_manifest
 from jaxret.parallel.progress import print_line
 from jaxret.runs.provenance import make_provenance

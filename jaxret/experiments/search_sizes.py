@@ -10,7 +10,7 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.shard_set import read_shards
 from jaxret.runs.run import Run
 from jaxret.search.search_options import SearchOptions

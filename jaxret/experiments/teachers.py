@@ -14,8 +14,8 @@ from jaxret.data.errors import Policy
 from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.tokenizer import Truncation
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.passages import unchanged_corpus
 from jaxret.mining.filters import normalized_text
 from jaxret.mining.pools import RunPool, is_run_folder, require_encoded

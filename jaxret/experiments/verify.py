@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxret.data.formats import DataError
-from jaxret.index.collapse import collapse_warning
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.collapse import collapse_warning
 from jaxret.index.parts_list import CorpusPart, read_parts
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet

@@ -29,8 +29,8 @@ from jaxret.data.lines import write_text
 from jaxret.data.records import Example, PassageLookup
 from jaxret.data.tokens.subset import choose_ids
 from jaxret.evaluation.answer_matching import check_answers
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.passages import Passages
 from jaxret.index.source import note_corpus
 from jaxret.mining.mining_audit import MiningAudit, audit_mined_file

@@ -19,8 +19,8 @@ from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.rankings import RankingSource
 from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.run import config_of_task, find_best_checkpoint, open_run

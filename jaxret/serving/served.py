@@ -17,8 +17,8 @@ from jaxret.api import Retriever
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.experiments.explain import explain, vector_labels
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.models.encoders.stack import split_layers
 from jaxret.models.heads.head import Side
 from jaxret.runs.cut_vectors import cut_vectors

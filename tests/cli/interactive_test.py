@@ -15,8 +15,8 @@ from jaxret.cli.interactive import interact
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.experiments.answer_question import show_answer
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.search.backends import accelerators
 from jaxret.search.search_options import SearchOptions

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json
 from tests.pipeline import (

@@ -32,7 +32,7 @@ from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import HEADS
 from jaxret.models.heads.head import NOT_KEYS
 from jaxret.models.retriever_model import make_retriever_model
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.mining.keywords import write_keywords
 from jaxret.experiments.search_files import search_files

@@ -15,7 +15,7 @@ import jaxret
 from jaxret.data.chunks import ChunkOptions
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.report.report_options import ReportOptions
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.mining.generation_options import GenerationOptions
 from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.runs.job_options import JobOptions

@@ -16,10 +16,10 @@ from jaxret.experiments.compare_runs import compare_runs
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.update import delete_passages
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import delete_passages
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import IndexOptions, SearchOptions

@@ -14,9 +14,9 @@ from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query
 from jaxret.experiments.explain import explain, explain_in_run, stored_passage
 from jaxret.experiments.explain_request import ExplainRequest
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import Searcher

@@ -21,7 +21,7 @@ from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.fuse_job import FuseJob
 from jaxret.experiments.fuse_runs import fuse_runs
 from jaxret.experiments.search_bm25 import search_bm25
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.run import open_run
 from jaxret.search.bm25 import BM25
 from jaxret.search.bm25_settings import BM25Settings

@@ -11,9 +11,9 @@ from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.experiments.explain import explain, stored_passage
 from jaxret.experiments.vector_diversity import JudgedSource, report_diversity
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.search.searcher import Searcher
 from tests.pipeline import untrained_run, write_data, write_language_model
 

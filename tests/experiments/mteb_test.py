@@ -14,7 +14,7 @@ import pytest
 
 from jaxret.data.formats import Corpus
 from jaxret.experiments.mteb.mteb_request import MtebRequest
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run
 from tests.pipeline import REPOSITORY, run_script, untrained_run, write_data, write_encoder
 

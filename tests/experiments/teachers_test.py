@@ -10,7 +10,7 @@ import pytest
 from jaxret.data.formats import Corpus, write_beir
 from jaxret.data.records import Passage, Query
 from jaxret.experiments.teachers import RetrieverTeacher
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run
 from tests.pipeline import WORDS, untrained_run, write_data, write_encoder
 

@@ -12,10 +12,10 @@ import pytest
 
 from jaxret.data.formats import Corpus
 from jaxret.experiments.verify import verify_folder
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import append_corpus, delete_passages
 from jaxret.index.source import inspect_corpus
-from jaxret.index.update import append_corpus, delete_passages
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_with_digest, with_digest, write_json

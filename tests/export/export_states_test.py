@@ -16,10 +16,10 @@ from safetensors.numpy import load_file, save_file
 from jaxret.data.formats import Corpus
 from jaxret.export.export import EXPORT_KINDS, OF_CORPORA, export
 from jaxret.export.stores.store_list import STORES
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
-from jaxret.index.update import append_corpus, delete_passages
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import append_corpus, delete_passages
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.in_memory import vectors_of

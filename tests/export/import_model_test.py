@@ -22,7 +22,7 @@ from jaxret.experiments.search_files import search_files
 from jaxret.export.compare_original import compare_with_original, sample_texts
 from jaxret.export.import_model import import_model
 from jaxret.export.import_options import ImportOptions
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.models.heads.head import Side
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.formats import Corpus, QuerySource
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import Run, open_checkpoints, open_run
 from jaxret.search.search_options import SearchOptions

@@ -21,8 +21,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import Run, open_run
 from jaxret.search.search_options import SearchOptions

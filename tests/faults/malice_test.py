@@ -17,7 +17,7 @@ import pytest
 
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import Run, open_run
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher

@@ -150,7 +150,7 @@ def main() -> None:
     import transformers
 
     import jaxret.experiments.search_files
-    import jaxret.index.encode
+    import jaxret.index.encoding.encode
     import jaxret.training.loop  # noqa: F401
 
     for name in ("AutoTokenizer", "PreTrainedTokenizerFast", "BertTokenizerFast"):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.update import append_corpus, delete_ids
 from jaxret.index.metadata_filters import Filter, FilterError, matching_rows, ordered_value
-from jaxret.index.update import append_corpus, delete_ids
 from jaxret.runs.run import Run, open_run
 from tests.pipeline import untrained_run, write_data, write_encoder
 

@@ -17,12 +17,12 @@ from jaxret.data.records import Query
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import append_corpus, delete_passages
 from jaxret.index.metadata import frequent_values
 from jaxret.index.metadata_filters import Filter, matching_rows
-from jaxret.index.update import append_corpus, delete_passages
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.search.search_options import SearchOptions

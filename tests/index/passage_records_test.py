@@ -16,9 +16,9 @@ import pytest
 
 from jaxret.api import Index, Retriever, SearchOptions
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.metadata_filters import matching_rows
 from jaxret.index.passages import Passages
 from jaxret.runs.run import Run, open_run

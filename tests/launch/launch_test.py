@@ -20,7 +20,7 @@ import yaml
 
 from jaxret.configs.base import get_config
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json

@@ -27,7 +27,7 @@ from jaxret.data.formats.dpr_results import write_retrieval_results
 from jaxret.data.formats.example_writers import make_tevatron_record, write_tevatron_examples
 from jaxret.data.records import Example, Passage, Query
 from jaxret.experiments.teachers import check_teacher, open_teacher
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.mining import mining_job
 from jaxret.mining.mining_audit import audit_mined_file
 from jaxret.mining.mining_job import MiningJob, mine_negatives, parents_path, require_same_sources

@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.parallel import mesh as mesh_module
 from jaxret.parallel import processes
@@ -251,7 +251,7 @@ rank, coordinator = int(sys.argv[1]), sys.argv[2]
 initialize_distributed(coordinator, num_processes=2, process_id=rank)
 import jax
 from jaxret.runs.run import open_run
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.training.loop import train
 from tests.pipeline import REPOSITORY, command, environment, tiny_config, train_arguments, write_data, write_encoder

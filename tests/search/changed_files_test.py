@@ -14,8 +14,8 @@ import pytest
 
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
-from jaxret.index.encode import encode_corpus
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.passages import Passages
 from jaxret.index.shards import ShardError
 from jaxret.runs.mismatch import ContractError

@@ -18,9 +18,9 @@ import pytest
 
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Passage
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.passages import Passages
 from jaxret.index.shards import ShardError
 from jaxret.runs.run import Run, open_run

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import append_corpus, delete_passages
 from jaxret.index.shards import ShardWriter
-from jaxret.index.update import append_corpus, delete_passages
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
 from jaxret.search.passage_vectors import PassageVectors
@@ -62,7 +62,7 @@ from jaxret.data.formats import QuerySource, write_run
 from jaxret.parallel.processes import agreement, initialize_distributed
 from jaxret.runs.run import open_run
 from jaxret.search.search_options import SearchOptions
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.search.searcher import Searcher
 address, count, number, workdir, data, out, cases = sys.argv[1:]
 if int(count) > 1:
@@ -277,7 +277,7 @@ from jaxret.data.formats import QuerySource
 from jaxret.parallel.processes import agreement, initialize_distributed
 from jaxret.runs.run import open_run
 from jaxret.search.search_options import SearchOptions
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.search.searcher import Searcher
 address, number, workdir, data = sys.argv[1:]
 initialize_distributed(address, 2, int(number))

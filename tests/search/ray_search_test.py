@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from jaxret.data.formats import Corpus, QuerySource, TrainingSource
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.mining.mining_job import MiningJob, mine_negatives, require_run_pool
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.runs.ray_cluster import RETRIES, EngineOptions, ray_workers

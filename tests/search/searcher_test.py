@@ -24,10 +24,10 @@ from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.explain import explain, open_as_encoded, stored_passage
 from jaxret.experiments.search_files import search_files
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError, read_shard_json
 from jaxret.runs.mismatch import ContractError

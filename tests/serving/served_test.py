@@ -16,7 +16,7 @@ from jaxret.data.chunks import document_id
 from jaxret.data.records import Passage
 from jaxret.experiments.explain import explain, vector_labels
 from jaxret.index.encoded_corpus import EncodedCorpus
-from jaxret.index.update import delete_ids
+from jaxret.index.encoding.update import delete_ids
 from jaxret.runs.mismatch import ContractError
 from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions

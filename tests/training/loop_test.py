@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.retriever_model import make_retriever_model
 from jaxret.parallel.mesh import make_mesh

@@ -20,7 +20,7 @@ from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.training import data_warnings
 from jaxret.training.diagnosis import NotFiniteError

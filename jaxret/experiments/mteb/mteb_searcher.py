@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from jaxret.data.formats import Corpus
 from jaxret.data.formats.trec import descending_scores
 from jaxret.data.records import Query
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.runs.run import Run
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import atomic_write

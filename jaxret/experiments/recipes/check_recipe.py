@@ -22,7 +22,7 @@ from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluat
 from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 from jaxret.experiments.recipes.stages import TRAINING_DATA, Stage
 from jaxret.experiments.teachers import check_teacher, require_passages
-from jaxret.index.encode import corpus_name
+from jaxret.index.encoding.encode import corpus_name
 from jaxret.mining.mining_job import require_meaning
 from jaxret.mining.pools import is_run_folder
 from jaxret.mining.training_queries import read_training_queries as training_questions

@@ -29,7 +29,7 @@ from jaxret.experiments.recipes.stages import TRAINING_DATA, Stage, referenced_f
 from jaxret.experiments.score_examples import score_examples
 from jaxret.experiments.search_files import search_files
 from jaxret.experiments.teachers import open_teacher, teacher_files
-from jaxret.index.encode import corpus_name, encode_corpus
+from jaxret.index.encoding.encode import corpus_name, encode_corpus
 from jaxret.index.parts_list import read_parts
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError

@@ -16,7 +16,7 @@ from jaxret.export.stores.metadata_columns import column_names
 from jaxret.export.stores.store_list import store_errors
 from jaxret.export.stores.store_options import StoreOptions
 from jaxret.export.stores.vector_store import StoreTarget, VectorStore, open_vector_store, without_password
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.parallel.progress import Progress
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.run import Run

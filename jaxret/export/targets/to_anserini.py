@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxret.data.formats import QuerySource
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.run import Run
 from jaxret.search.searcher import open_encoded_by
 from jaxret.storage.atomic import atomic_write

@@ -17,8 +17,8 @@ from jaxret.data.records import Query
 from jaxret.export.compare_original import sample_texts
 from jaxret.export.round_trip import TIE
 from jaxret.export.targets.stock_modules import vector_form, write_encoder
-from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.run import Run
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import atomic_write

@@ -43,7 +43,7 @@ from jaxret.experiments.run_search import run_search
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.experiments.search_files import search_files
 from jaxret.experiments.search_job import SearchJob
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.mining.generate_queries import generate_queries
 from jaxret.mining.generation_options import GenerationOptions
 from jaxret.mining.mining_job import MiningJob, mine_negatives
@@ -75,9 +75,9 @@ DOORS = {
     "experiments/reproduce/run_row.py": "the flags of a command are read here",
     "demo/demo.py": "the corpus is written here",
     "index/source.py": "corpus.json, which says what was encoded",
-    "index/encode.py": "the path of a corpus, or the name of an encoded one",
-    "index/run_encode.py": "the corpus is looked for after the request is checked",
-    "index/ray_encode.py": "each worker is another process",
+    "index/encoding/encode.py": "the path of a corpus, or the name of an encoded one",
+    "index/encoding/run_encode.py": "the corpus is looked for after the request is checked",
+    "index/encoding/ray_encode.py": "each worker is another process",
     "training/config_sources.py": "keys of a config",
 }
 

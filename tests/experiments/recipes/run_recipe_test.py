@@ -20,8 +20,8 @@ from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recip
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.recipes.run_recipe import _Recipe, run_recipe
 from jaxret.experiments.recipes.stages import read_stages
-from jaxret.index.encode import encode_corpus
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.parts_list import CorpusPart, write_parts
 from jaxret.index.shards import ShardError, ShardWriter
 from jaxret.mining.mining_settings import MiningSettings

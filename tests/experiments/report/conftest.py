@@ -15,7 +15,7 @@ from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.probe_report import report_probe
 from jaxret.experiments.search_files import search_files
 from jaxret.experiments.vector_diversity import JudgedSource, report_diversity
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train
 from tests.pipeline import tiny_config, write_data, write_encoder

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.update import append_corpus, delete_ids
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import append_corpus, delete_ids
 from jaxret.runs.run import Run
 from tests.index.runs import RunsByKind
 from tests.pipeline import WORDS, write_data, write_encoder

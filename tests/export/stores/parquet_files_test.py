@@ -15,10 +15,10 @@ import pytest
 from jaxret.data.formats import Corpus, QuerySource
 from jaxret.export.export import export
 from jaxret.export.stores.store_options import StoreOptions
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
-from jaxret.index.update import delete_ids
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import delete_ids
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir

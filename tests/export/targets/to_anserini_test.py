@@ -11,9 +11,9 @@ import pytest
 from jaxret.data.formats import Corpus, QuerySource
 from jaxret.export.export import export
 from jaxret.export.targets import to_anserini
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.update import delete_passages
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import delete_passages
 from jaxret.runs.run import open_run
 from jaxret.search.searcher import Searcher
 from tests.pipeline import untrained_run, write_data, write_encoder

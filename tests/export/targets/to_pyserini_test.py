@@ -11,8 +11,8 @@ import pytest
 from jaxret.data.formats import Corpus
 from jaxret.export.export import export
 from jaxret.export.targets import to_pyserini
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.runs.run import open_run
 from tests.export.export_test import make_run
 from tests.pipeline import REPOSITORY

@@ -15,8 +15,8 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.search.approximate import candidates as candidates_module
 from jaxret.search.approximate.candidates import (

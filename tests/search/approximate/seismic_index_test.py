@@ -12,10 +12,10 @@ import pytest
 from jaxret.data.formats import Corpus
 from jaxret.experiments.build_index import index_corpus
 from jaxret.experiments.verify import verify_folder
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.update import delete_passages
 from jaxret.index.shards import ShardError
-from jaxret.index.update import delete_passages
 from jaxret.runs.run import Run, open_run
 from jaxret.search.approximate.faiss_index import MappedCorpus
 from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, open_seismic_index, parse_settings

@@ -35,7 +35,7 @@ from jaxret.experiments.rerank_run import rerank_run, rerank_top
 from jaxret.experiments.score_examples import score_examples
 from jaxret.experiments.teachers import open_teacher
 from jaxret.export.export import export
-from jaxret.index.corpus_folder import corpus_folder
+from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.models.cross_encoder import CrossEncoderModel, CrossEncoderModule
 from jaxret.models.encoders.layers import Compute
 from jaxret.parallel.mesh import make_mesh, shard_batch

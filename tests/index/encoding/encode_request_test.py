@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxret.index.encode_request import EncodeRequest
+from jaxret.index.encoding.encode_request import EncodeRequest
 from jaxret.runs.job_options import JobOptions
 from jaxret.runs.ray_cluster import EngineOptions
 

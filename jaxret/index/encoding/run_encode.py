@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from jaxret.data.formats import Corpus
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import EncodeResult, cut_encoded, encode_corpus, find_corpus
-from jaxret.index.encode_request import EncodeRequest
-from jaxret.index.ray_encode import EncodeJob, encode_by_ray
-from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import EncodeResult, cut_encoded, encode_corpus, find_corpus
+from jaxret.index.encoding.encode_request import EncodeRequest
+from jaxret.index.encoding.ray_encode import EncodeJob, encode_by_ray
+from jaxret.index.encoding.update import append_corpus, delete_passages, encoded_passage_length
 from jaxret.models.encoders.fused import describe_attention
 from jaxret.parallel.memory import keep_freed_memory
 from jaxret.parallel.processes import require_platform

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus, find_vectors_to_cut
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode import encode_corpus, find_vectors_to_cut
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.parallel.progress import print_line
 from jaxret.runs.ray_cluster import RETRIES, EngineOptions, RunOpening, connect_to_cluster, describe_workers
 

@@ -18,9 +18,9 @@ from jaxret.data.formats import Corpus, Policy, hash_id
 from jaxret.data.lines import decode_line, read_lines
 from jaxret.data.record_checks import shorten
 from jaxret.data.tokens.store import StringsBuilder
-from jaxret.index.encode import EncodeResult, encode_source, keep_result
-from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.encoding.encode import EncodeResult, encode_source, keep_result
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.parts_list import CorpusPart, part_name, read_parts, write_parts
 from jaxret.index.passages import location_prefix
 from jaxret.index.shard_set import ShardSet, open_shards

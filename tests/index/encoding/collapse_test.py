@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxret.index.collapse import COSINE_LIMIT, SAMPLE_SIZE, collapse_warning, mean_cosine
+from jaxret.index.encoding.collapse import COSINE_LIMIT, SAMPLE_SIZE, collapse_warning, mean_cosine
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardWriter
 from jaxret.types import Ragged

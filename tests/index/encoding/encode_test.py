@@ -21,15 +21,15 @@ import pytest
 
 from jaxret.data.formats import Corpus, CorpusScan, DataError, write_beir
 from jaxret.data.records import Passage
-from jaxret.index import encode, encode_plan, worker
-from jaxret.index.encode import corpus_name, encode_corpus
-from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.encode_plan import rows_a_minute, vector_dtype
+from jaxret.index.encoding import encode, encode_plan, worker
+from jaxret.index.encoding.encode import corpus_name, encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.encode_plan import rows_a_minute, vector_dtype
+from jaxret.index.encoding.token_reader import TextReader, open_token_reader
+from jaxret.index.encoding.worker import EncodeWorker
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError, ShardWriter, read_shard_json
 from jaxret.index.source import inspect_corpus
-from jaxret.index.token_reader import TextReader, open_token_reader
-from jaxret.index.worker import EncodeWorker
 from jaxret.parallel.mesh import make_mesh, replicated_sharding
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.mismatch import ContractError
@@ -340,7 +340,7 @@ def test_a_job_stops_reading_a_shard_that_its_owner_begins(
             others.release(begun[0])
 
         monkeypatch.setattr("jaxret.data.formats.Corpus.read", slow)
-        monkeypatch.setattr("jaxret.index.worker.time", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr("jaxret.index.encoding.worker.time", SimpleNamespace(sleep=sleep))
         result = encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
     assert (result.shards_written, ended) == (3, [0])
     assert contents(folder) == contents(encoded)
@@ -581,7 +581,7 @@ def test_a_job_waits_for_shards_of_other_jobs(
             slept.append(len(list(folder.glob("shard-*.json"))))
             os.utime(owner, (0, 0))
 
-        monkeypatch.setattr("jaxret.index.worker.time.sleep", sleep)
+        monkeypatch.setattr("jaxret.index.encoding.worker.time.sleep", sleep)
         result = encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
         assert not lease.publish(lambda: pytest.fail("a lost lease publishes"))
     assert (slept[0], result.shards_written) == (2, 3)
@@ -854,7 +854,7 @@ def test_collapsed_vectors_are_reported(
 ) -> None:
     keep_warnings(run.workdir, "encode data", [RunWarning("truncation", "of the job that encoded them")])
     for limit, expected in ((1.1, False), (-1.1, True), (1.1, False)):
-        monkeypatch.setattr("jaxret.index.collapse.COSINE_LIMIT", limit)
+        monkeypatch.setattr("jaxret.index.encoding.collapse.COSINE_LIMIT", limit)
         encode_corpus(run, Corpus.open(root / "data"))
         assert ("alarm: " in capsys.readouterr().out) == expected
         kept = [one.kind for one in read_warnings(run.workdir)["encode data"]]

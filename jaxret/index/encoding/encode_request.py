@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxret.configs import shared_options
 from jaxret.configs.options import option
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.runs.job_options import JobOptions
 from jaxret.runs.ray_cluster import EngineOptions
 

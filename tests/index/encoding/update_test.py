@@ -15,15 +15,15 @@ import pytest
 
 from jaxret.data.formats import Corpus, QuerySource
 from jaxret.data.records import Passage, Query
-from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import encode_corpus
-from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.encode_request import EncodeRequest
 from jaxret.index.encoded_corpus import open_encoded
-from jaxret.index.run_encode import run_encode
+from jaxret.index.encoding.corpus_folder import corpus_folder
+from jaxret.index.encoding.encode import encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.encode_request import EncodeRequest
+from jaxret.index.encoding.run_encode import run_encode
+from jaxret.index.encoding.update import append_corpus, delete_passages, encoded_passage_length
 from jaxret.index.shards import ShardError
 from jaxret.index.source import inspect_corpus
-from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run

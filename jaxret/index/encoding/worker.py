@@ -20,10 +20,10 @@ from threading import Event
 from typing import Any
 
 from jaxret.data.tokens.tokenizer import Truncation
+from jaxret.index.encoding.token_reader import TokenBlock, TokenReader, open_token_reader
 from jaxret.index.passages import location_prefix
 from jaxret.index.shards import Shard, ShardError, ShardWriter, VectorError, read_entry
 from jaxret.index.source import CorpusSource, note_corpus
-from jaxret.index.token_reader import TokenBlock, TokenReader, open_token_reader
 from jaxret.parallel.progress import COMPILATION, Progress, job_log
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run, require_checkpoint

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.ray_encode import EncodeJob
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.ray_encode import EncodeJob
 from jaxret.runs.ray_cluster import EngineOptions, RunOpening
 from tests.pipeline import command, contents, environment, run_script, untrained_run, write_data, write_encoder
 from tests.runs.ray_hosts import add_host, ray_cluster

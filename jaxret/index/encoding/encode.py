@@ -13,14 +13,14 @@ from typing import Any
 import jax
 
 from jaxret.data.formats import ChangedCorpusError, Corpus, is_named, source_exists, source_path
-from jaxret.index.collapse import collapse_warning
-from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors, named_larger_vectors
-from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.encode_plan import make_encode_plan
+from jaxret.index.encoding.collapse import collapse_warning
+from jaxret.index.encoding.cut_corpus import cut_corpus, find_larger_vectors, named_larger_vectors
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.encode_plan import make_encode_plan
+from jaxret.index.encoding.worker import EncodeWorker, finish_encoding
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import Manifest, ShardWriter, read_manifest
 from jaxret.index.source import CorpusSource, inspect_corpus
-from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import job_log
 from jaxret.runs.encoded_steps import ANNOUNCEMENT_FILE, announcement_files

@@ -21,15 +21,15 @@ from jaxret.experiments.explain import explain_in_run
 from jaxret.experiments.explain_request import ExplainRequest
 from jaxret.experiments.search_job import parse_sizes
 from jaxret.experiments.search_sizes import search_sizes
-from jaxret.index.cut_corpus import find_larger_vectors
-from jaxret.index.encode import cut_encoded, encode_corpus
-from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.encode_request import EncodeRequest
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
-from jaxret.index.ray_encode import EncodeJob
-from jaxret.index.run_encode import run_encode
+from jaxret.index.encoding.cut_corpus import find_larger_vectors
+from jaxret.index.encoding.encode import cut_encoded, encode_corpus
+from jaxret.index.encoding.encode_options import EncodeOptions
+from jaxret.index.encoding.encode_request import EncodeRequest
+from jaxret.index.encoding.ray_encode import EncodeJob
+from jaxret.index.encoding.run_encode import run_encode
+from jaxret.index.encoding.update import append_corpus, delete_ids
 from jaxret.index.shards import ShardError, ShardWriter, read_manifest
-from jaxret.index.update import append_corpus, delete_ids
 from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.ray_cluster import EngineOptions, RunOpening

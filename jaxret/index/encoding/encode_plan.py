@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxret.data.formats import CorpusScan
-from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.shards import SHARD_DTYPES, read_entry
 from jaxret.index.source import CorpusSource
 from jaxret.parallel.progress import job_log
