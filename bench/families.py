@@ -38,7 +38,7 @@ from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.runs.run import Run, open_run
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import search
+from jaxret.search.vectors.exact import search
 from jaxret.storage.atomic import read_json
 from jaxret.types import Tokens
 

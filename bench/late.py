@@ -92,11 +92,11 @@ def ours(name: str, passages: Any) -> System:
     Index."""
     from jaxret.search.approximate.candidates import CandidateGenerator
     from jaxret.search.backends.select import select_backend
-    from jaxret.search.exact import search
-    from jaxret.search.in_memory import InMemoryCorpus
     from jaxret.search.search_options import parse_candidates
-    from jaxret.search.self_check import self_check
-    from jaxret.search.vector_corpus import BlockCorpus
+    from jaxret.search.vectors.exact import search
+    from jaxret.search.vectors.in_memory import InMemoryCorpus
+    from jaxret.search.vectors.self_check import self_check
+    from jaxret.search.vectors.vector_corpus import BlockCorpus
 
     class Named(BlockCorpus):
         def ids(self, indices: Any) -> list[str]:
@@ -128,7 +128,7 @@ def random_lists(count: int, least: int, most: int, dimension: int, random: np.r
 
 def stored_lists(folder: str) -> Any:
     from jaxret.index.encoded_corpus import open_encoded
-    from jaxret.search.in_memory import hold_in_memory
+    from jaxret.search.vectors.in_memory import hold_in_memory
 
     kept: Any = hold_in_memory(open_encoded(folder))
     return next(iter(kept))[1]

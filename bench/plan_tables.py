@@ -28,7 +28,7 @@ from jaxret.plan.planner import Planner
 from jaxret.plan.programs import QUERY_ROWS, encoder_directory, retriever_of
 from jaxret.runs.mismatch import flatten
 from jaxret.search.backends.precision import PRECISIONS
-from jaxret.search.streaming import row_bytes
+from jaxret.search.vectors.streaming import row_bytes
 
 FOR_CPUS = "package:"  # prefix of checkpoints that are small encoders for CPUs
 NOT_COMPILED = ("data", "encode", "seed", "validation")  # groups of keys that do not change the program of a step

@@ -38,10 +38,10 @@ def peer(passages: Any) -> Any:
 def ours(name: str, passages: Any) -> Callable[[Any, int], Any]:
     """Return a search by a backend, or backend:precision, with the passages in memory, as in an Index."""
     from jaxret.search.backends.select import select_backend, with_many_searches
-    from jaxret.search.exact import search
-    from jaxret.search.in_memory import InMemoryCorpus
-    from jaxret.search.self_check import self_check
-    from jaxret.search.vector_corpus import BlockCorpus
+    from jaxret.search.vectors.exact import search
+    from jaxret.search.vectors.in_memory import InMemoryCorpus
+    from jaxret.search.vectors.self_check import self_check
+    from jaxret.search.vectors.vector_corpus import BlockCorpus
 
     class Named(BlockCorpus):
         def ids(self, indices: Any) -> list[str]:

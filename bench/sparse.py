@@ -27,8 +27,8 @@ from bench.rounds import Results, add_json_flag, can_import, timed  # noqa: E402
 from jaxret.search.approximate.seismic_build import quiet_output  # noqa: E402
 from jaxret.search.approximate.seismic_index import SeismicIndex, seismic_library  # noqa: E402
 from jaxret.search.backends.sparse_scipy import as_csr  # noqa: E402
-from jaxret.search.inverted_lists import InvertedLists, sparse_backend, sparse_norms  # noqa: E402
 from jaxret.search.proof import recall_at  # noqa: E402
+from jaxret.search.vectors.inverted_lists import InvertedLists, sparse_backend, sparse_norms  # noqa: E402
 from jaxret.types import SparseRows  # noqa: E402
 from tests.tiny import SparseBlocks  # noqa: E402
 

@@ -18,7 +18,7 @@ EXCEPTIONS: dict[str, str] = {
     "tests/launch/launch_test.py::test_every_launcher_trains_encodes_and_searches": "three programs, each on two hosts",
     "tests/models/encoders/flash_test.py::test_a_step_on_several_devices": "half a minute of compilation",
     "tests/parallel/mesh_test.py::test_two_processes_train_stop_resume_and_encode": "minutes: six programs",
-    "tests/search/process_group_test.py::test_four_processes_give_the_result_of_one": "seven programs",
+    "tests/search/vectors/process_group_test.py::test_four_processes_give_the_result_of_one": "seven programs",
     "tests/search/ray_search_test.py::test_workers_search_what_one_process_does": "a cluster of Ray",
     "tests/serving/clients_test.py::test_clients_of_other_libraries": "other libraries, in another environment",
     "tests/training/loop_test.py::test_killed_and_resumed_in_another_process": "two programs, one long enough to kill",

@@ -14,8 +14,8 @@ import pytest
 from jaxret.parallel.mesh import make_mesh, shard_batch, shardings
 from jaxret.runs.embedder import Embedder
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import search
-from jaxret.search.inverted_lists import InvertedLists
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.inverted_lists import InvertedLists
 from jaxret.training.step import make_train_step
 from jaxret.training.train_state import TrainState
 from jaxret.types import Ragged, SparseRows, TextVectors

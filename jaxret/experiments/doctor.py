@@ -30,7 +30,7 @@ from jaxret.models.encoders.layout import TokenLayout
 from jaxret.parallel.chips import find_chip
 from jaxret.parallel.events import emit
 from jaxret.search.backends.select import BACKENDS, select_backend
-from jaxret.search.self_check import self_check
+from jaxret.search.vectors.self_check import self_check
 from jaxret.storage.atomic import cache_folder, temporary_path
 from jaxret.storage.buckets.address import is_bucket_address
 from jaxret.storage.buckets.mounted_bucket import file_system

@@ -11,10 +11,10 @@ from jaxret.experiments.search_job import SearchJob
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.ray_cluster import ray_workers
 from jaxret.runs.run import Run, open_run
-from jaxret.search.process_group import searching
 from jaxret.search.ray_search import open_searcher
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
+from jaxret.search.vectors.process_group import searching
 
 
 def run_search(

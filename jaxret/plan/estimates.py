@@ -21,9 +21,9 @@ from jaxret.plan import programs
 from jaxret.plan.compilation import CompiledProgram
 from jaxret.plan.programs import SearchLoad
 from jaxret.search.backends.precision import find_precision
-from jaxret.search.process_group import HIT_BYTES
 from jaxret.search.proof import MARGIN, PASS_CANDIDATES, first_depth
-from jaxret.search.single_vector import BLOCK_ROWS
+from jaxret.search.vectors.process_group import HIT_BYTES
+from jaxret.search.vectors.single_vector import BLOCK_ROWS
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.train_state import checkpoint_trees, make_update_rule
 from jaxret.types import VECTOR_DTYPES

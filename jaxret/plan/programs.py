@@ -31,8 +31,8 @@ from jaxret.search.backends.late_interaction import passages_of_tile, search_lis
 from jaxret.search.backends.precision import Compressed, find_precision
 from jaxret.search.backends.top_k import power_of_two, rounded_size
 from jaxret.search.backends.xla_backend import SCORES_BYTES
-from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS
-from jaxret.search.streaming import rows_at_once
+from jaxret.search.vectors.single_vector import BLOCK_ROWS, QUERY_ROWS
+from jaxret.search.vectors.streaming import rows_at_once
 from jaxret.training.config_check import check_config, check_retrieval
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.step import make_train_step

@@ -15,17 +15,17 @@ from jaxret.search.approximate.candidates import CandidateGenerator, compare_wit
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.approximate.index_files import require_index
 from jaxret.search.backends.select import Backend, select_backend, with_many_searches
-from jaxret.search.exact import search
-from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
 from jaxret.search.proof import SearchResult, no_result
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.self_check import self_check
-from jaxret.search.streaming import fits_devices
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
+from jaxret.search.vectors.self_check import self_check
+from jaxret.search.vectors.streaming import fits_devices
 from jaxret.types import Ragged, SparseRows, TextVectors
 
 if TYPE_CHECKING:
     from jaxret.search.approximate.seismic_index import SeismicIndex
-    from jaxret.search.inverted_lists import InvertedLists
+    from jaxret.search.vectors.inverted_lists import InvertedLists
 
 
 def require_options(run: Run, folder: Path, options: SearchOptions) -> None:
@@ -39,7 +39,7 @@ def require_options(run: Run, folder: Path, options: SearchOptions) -> None:
     if run.model.sparse:
         _require_lists(folder, options)
         # The import of scipy takes a second, and dense vectors do not need it.
-        from jaxret.search.inverted_lists import sparse_backend
+        from jaxret.search.vectors.inverted_lists import sparse_backend
 
         sparse_backend(options.backend)
         return
@@ -176,7 +176,7 @@ def _open_sparse(corpus: EncodedCorpus, options: SearchOptions, many: bool) -> P
     """Load the inverted lists or the index of a sparse corpus."""
     # The import of scipy takes a second, and dense vectors do not need it.
     from jaxret.search.approximate.seismic_index import open_seismic_index
-    from jaxret.search.inverted_lists import InvertedLists, check_sparse, sparse_backend
+    from jaxret.search.vectors.inverted_lists import InvertedLists, check_sparse, sparse_backend
 
     _require_lists(corpus.folder, options)
     if options.index:

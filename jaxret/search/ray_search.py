@@ -16,10 +16,10 @@ from typing import Any
 from jaxret.runs.ray_cluster import RayWorkers, RunOpening
 from jaxret.runs.run import Run
 from jaxret.search.passage_vectors import PassageVectors
-from jaxret.search.process_group import ProcessGroup, SeparateRange, merge_results
 from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
+from jaxret.search.vectors.process_group import ProcessGroup, SeparateRange, merge_results
 from jaxret.types import Ragged, TextVectors
 
 WorkerState = dict[str, Any]  # a worker keeps it between calls: a run, and a searcher of one range

@@ -24,9 +24,9 @@ from jaxret.runs.run import Run
 from jaxret.search.documents import best_documents
 from jaxret.search.passage_texts import PassageTexts
 from jaxret.search.passage_vectors import PassageVectors
-from jaxret.search.process_group import ProcessGroup
 from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions
+from jaxret.search.vectors.process_group import ProcessGroup
 from jaxret.storage.atomic import sha256_json
 from jaxret.types import Ragged, TextVectors
 

@@ -22,7 +22,7 @@ from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.encoding.update import append_corpus, delete_passages
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.search.in_memory import vectors_of
+from jaxret.search.vectors.in_memory import vectors_of
 from tests.export.stores.corpora import PACKAGES
 from tests.pipeline import untrained_run, write_data, write_encoder
 

@@ -22,14 +22,14 @@ from jaxret.index.shards import ShardError
 from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.faiss_index import MappedCorpus, open_faiss_index
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import search
 from jaxret.search.search_options import IndexOptions
+from jaxret.search.vectors.exact import search
 from jaxret.types import Ragged
 from tests.fault_table import Trials
 from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder
 from tests.search.approximate.faiss_index_test import built, vectors, written
 from tests.search.changed_files_test import CHANGES, TEXTS, write
-from tests.search.exact_test import assert_same_bits, blocks, brute_force, gaussian, record_depths
+from tests.search.vectors.exact_test import assert_same_bits, blocks, brute_force, gaussian, record_depths
 
 TRIALS, THREADS = 50, 32
 COLOURS = ("red", "blue", "green")

@@ -15,7 +15,7 @@ from jaxret.index.parts_list import CorpusPart, part_name, read_parts, write_par
 from jaxret.index.shards import ShardError, ShardWriter
 from jaxret.search.backends.select import select_backend
 from jaxret.search.backends.top_k import rounded_size
-from jaxret.search.exact import search
+from jaxret.search.vectors.exact import search
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.types import Ragged
 

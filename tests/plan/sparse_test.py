@@ -14,7 +14,7 @@ from jaxret.parallel.chips import parse_topology
 from jaxret.plan.compilation import ENVIRONMENT, missing_compiler
 from jaxret.plan.programs import DEFAULT_SEARCH, encoder_directory, search_program
 from jaxret.search.backends.sparse_xla import QUERIES_AT_ONCE, TILE_PRODUCTS
-from jaxret.search.inverted_lists import BLOCK_PASSAGES
+from jaxret.search.vectors.inverted_lists import BLOCK_PASSAGES
 from tests.pipeline import REPOSITORY, environment
 
 WORDS, VOCABULARY, K = 256, 30_522, 1000

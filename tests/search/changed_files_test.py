@@ -22,8 +22,8 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import search
 from jaxret.search.searcher import Searcher
+from jaxret.search.vectors.exact import search
 from tests.pipeline import untrained_run, write_data, write_encoder
 from tests.search.approximate.faiss_index_test import D, built, vectors, written
 

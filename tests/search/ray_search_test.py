@@ -23,14 +23,14 @@ from jaxret.mining.mining_job import MiningJob, mine_negatives, require_run_pool
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.runs.ray_cluster import RETRIES, EngineOptions, ray_workers
 from jaxret.runs.run import open_run
-from jaxret.search.process_group import SeparateRange
 from jaxret.search.ray_search import open_searcher
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
+from jaxret.search.vectors.process_group import SeparateRange
 from jaxret.storage.atomic import read_json
 from tests.pipeline import command, contents, environment, run_script, untrained_run, write_data, write_encoder
 from tests.runs.ray_hosts import add_host, ray_cluster, stop_second_worker
-from tests.search.process_group_test import CASES, KINDS, encoded_run, root  # noqa: F401  (a fixture)
+from tests.search.vectors.process_group_test import CASES, KINDS, encoded_run, root  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.slow
 

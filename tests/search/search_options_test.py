@@ -7,7 +7,6 @@ import pytest
 from jaxret.search.approximate.proxies import PROXIES
 from jaxret.search.backends.precision import PRECISIONS
 from jaxret.search.backends.select import BACKENDS
-from jaxret.search.inverted_lists import SPARSE_BACKENDS
 from jaxret.search.search_options import (
     BACKEND_NAMES,
     FLOAT32_BACKENDS,
@@ -15,6 +14,7 @@ from jaxret.search.search_options import (
     PROXY_NAMES,
     SearchOptions,
 )
+from jaxret.search.vectors.inverted_lists import SPARSE_BACKENDS
 
 
 def test_names_are_those_of_the_implementations() -> None:

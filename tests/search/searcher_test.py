@@ -32,11 +32,11 @@ from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError, read_shard_json
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
-from jaxret.search import in_memory
 from jaxret.search.backends.faiss_backend import FaissCpu
 from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
+from jaxret.search.vectors import in_memory
 from jaxret.storage.atomic import read_json, with_digest, write_json
 from jaxret.types import Ragged
 from tests.pipeline import copied_run, encoded_folder, untrained_run

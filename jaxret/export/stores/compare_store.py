@@ -11,8 +11,8 @@ from jaxret.data.formats import QuerySource
 from jaxret.export.round_trip import TIE
 from jaxret.export.stores.vector_store import VectorStore
 from jaxret.index.encoded_corpus import EncodedCorpus
-from jaxret.search.in_memory import vectors_of
 from jaxret.search.searcher import Searcher
+from jaxret.search.vectors.in_memory import vectors_of
 from jaxret.types import Ragged
 
 _QUERY_VECTORS = 32  # vectors of a stored passage that are used as a query under late interaction

@@ -15,12 +15,12 @@ import numpy as np
 from jaxret.index.row_subset import RowSubset
 from jaxret.search.approximate.proxies import PROXIES, Proxy, query_proxies
 from jaxret.search.backends.select import Backend
-from jaxret.search.exact import find_candidates, query_vectors, score_candidates, search
-from jaxret.search.in_memory import InMemoryCorpus, StoredCorpus, hold_in_memory, require_finite_vectors
 from jaxret.search.proof import PASS_CANDIDATES, SearchResult, recall_at
 from jaxret.search.rounding import upper_norms
 from jaxret.search.search_options import CandidateSpec
-from jaxret.search.single_vector import SingleVectors
+from jaxret.search.vectors.exact import find_candidates, query_vectors, score_candidates, search
+from jaxret.search.vectors.in_memory import InMemoryCorpus, StoredCorpus, hold_in_memory, require_finite_vectors
+from jaxret.search.vectors.single_vector import SingleVectors
 from jaxret.types import Ragged
 
 PROXY_BYTES = 2**26  # proxy vectors that are computed at a time

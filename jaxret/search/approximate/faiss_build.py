@@ -32,11 +32,11 @@ from jaxret.search.approximate.faiss_index import MappedCorpus, load_faiss_index
 from jaxret.search.approximate.index_files import read_index_manifest, write_index_manifest
 from jaxret.search.approximate.recall import RecallQueries, draw_rows, record_recall
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import search
-from jaxret.search.in_memory import require_finite_vectors
 from jaxret.search.rounding import upper_norms
 from jaxret.search.search_options import IndexOptions
-from jaxret.search.single_vector import BLOCK_ROWS
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.in_memory import require_finite_vectors
+from jaxret.search.vectors.single_vector import BLOCK_ROWS
 from jaxret.storage.atomic import StorageError, atomic_write
 
 

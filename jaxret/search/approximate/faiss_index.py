@@ -17,9 +17,9 @@ from jaxret.index.shards import ShardError
 from jaxret.search.approximate.faiss_factory import effort_of, faiss_library, parse_parameters, search_parameters
 from jaxret.search.approximate.index_files import BUILD, check_index_file, open_index_manifest
 from jaxret.search.approximate.measured_index import MeasuredIndex
-from jaxret.search.exact import query_vectors, score_candidates
 from jaxret.search.proof import SearchResult
-from jaxret.search.single_vector import QUERY_ROWS, SingleVectors
+from jaxret.search.vectors.exact import query_vectors, score_candidates
+from jaxret.search.vectors.single_vector import QUERY_ROWS, SingleVectors
 from jaxret.storage.file_state import MISSING, FileState, file_state
 from jaxret.types import Ragged
 

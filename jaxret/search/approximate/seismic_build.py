@@ -24,9 +24,9 @@ from jaxret.search.approximate.faiss_index import MappedCorpus
 from jaxret.search.approximate.index_files import read_index_manifest, write_index_manifest
 from jaxret.search.approximate.recall import RecallQueries, draw_rows, record_recall
 from jaxret.search.approximate.seismic_index import load_seismic_index, parse_factory, seismic_library
-from jaxret.search.in_memory import require_finite_vectors
-from jaxret.search.inverted_lists import InvertedLists, sparse_norms
 from jaxret.search.search_options import IndexOptions
+from jaxret.search.vectors.in_memory import require_finite_vectors
+from jaxret.search.vectors.inverted_lists import InvertedLists, sparse_norms
 from jaxret.storage.atomic import sync
 from jaxret.types import SparseRows
 

@@ -20,9 +20,9 @@ from jaxret.index.shards import ShardError
 from jaxret.search.approximate.faiss_index import MappedCorpus
 from jaxret.search.approximate.index_files import BUILD, check_index_file, open_index_manifest
 from jaxret.search.approximate.measured_index import FACTOR, MeasuredIndex
-from jaxret.search.exact import score_candidates
-from jaxret.search.inverted_lists import SparseQueries, require_same_vocabulary
 from jaxret.search.proof import SearchResult
+from jaxret.search.vectors.exact import score_candidates
+from jaxret.search.vectors.inverted_lists import SparseQueries, require_same_vocabulary
 from jaxret.types import SparseRows
 
 FACTORY_NAME = "seismic"  # the beginning of the factory strings of these indexes; build settings may follow

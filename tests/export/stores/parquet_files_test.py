@@ -22,7 +22,7 @@ from jaxret.index.encoding.update import delete_ids
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.search.in_memory import vectors_of
+from jaxret.search.vectors.in_memory import vectors_of
 from jaxret.storage.atomic import read_with_digest
 from tests.export.stores.corpora import DELETED, KINDS, RECORDS, ROWS, make_runs
 from tests.index.runs import RunsByKind

@@ -29,9 +29,9 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.run_warnings import read_warnings
 from jaxret.runs.workdir import Workdir
-from jaxret.search.exact import search
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
+from jaxret.search.vectors.exact import search
 from jaxret.storage.atomic import read_json
 from jaxret.storage.lockfile import LockedError
 from jaxret.types import Ragged

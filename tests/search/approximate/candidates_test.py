@@ -28,10 +28,10 @@ from jaxret.search.approximate.proxies import PROXIES
 from jaxret.search.backends.select import Backend, select_backend
 from jaxret.search.search_options import CandidateSpec, SearchOptions, parse_candidates
 from jaxret.search.searcher import Searcher
-from jaxret.search.vector_corpus import BlockCorpus
+from jaxret.search.vectors.vector_corpus import BlockCorpus
 from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
-from tests.search.multi_vector_test import blocks, brute_force, counts, lists
+from tests.search.vectors.multi_vector_test import blocks, brute_force, counts, lists
 
 K = 5
 

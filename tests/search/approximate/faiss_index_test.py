@@ -22,9 +22,9 @@ from jaxret.search.approximate.faiss_factory import effort_of, make_index, parse
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.approximate.recall import RecallQueries
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import search
 from jaxret.search.proof import SearchResult, recall_at
 from jaxret.search.search_options import IndexOptions
+from jaxret.search.vectors.exact import search
 from jaxret.storage.atomic import read_json
 from jaxret.types import Ragged
 

@@ -19,9 +19,9 @@ from jaxret.index.shards import ShardError
 from jaxret.runs.run import Run, open_run
 from jaxret.search.approximate.faiss_index import MappedCorpus
 from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, open_seismic_index, parse_settings
-from jaxret.search.inverted_lists import InvertedLists
 from jaxret.search.search_options import IndexOptions, SearchOptions
 from jaxret.search.searcher import Searcher
+from jaxret.search.vectors.inverted_lists import InvertedLists
 from jaxret.storage.atomic import read_json
 from jaxret.types import SparseRows
 from tests.pipeline import untrained_run, write_data, write_encoder

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jaxret.search import streaming
 from jaxret.search.backends import accelerators, cpu, precision
 from jaxret.search.backends.accelerators import (
     CellLayout,
@@ -27,12 +26,13 @@ from jaxret.search.backends.precision import FLOAT32, PRECISIONS, Compressed, co
 from jaxret.search.backends.select import select_backend
 from jaxret.search.backends.top_k import best, share
 from jaxret.search.backends.xla_backend import Xla
-from jaxret.search.exact import search
-from jaxret.search.in_memory import InMemoryCorpus
 from jaxret.search.proof import SearchResult
-from jaxret.search.self_check import self_check
-from jaxret.search.streaming import prefetch
-from jaxret.search.vector_corpus import BlockCorpus
+from jaxret.search.vectors import streaming
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.in_memory import InMemoryCorpus
+from jaxret.search.vectors.self_check import self_check
+from jaxret.search.vectors.streaming import prefetch
+from jaxret.search.vectors.vector_corpus import BlockCorpus
 
 K = 40
 
@@ -99,7 +99,7 @@ def test_control_without_rounding_losses_results_are_wrong(
 ) -> None:
     """With errors of zero, the bound is too low, and a query counts as proven too early."""
     queries, passages = texts
-    monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
+    monkeypatch.setattr("jaxret.search.vectors.exact.MARGIN", 0)
     backend = select_backend("xla", precision=name)
     eager = replace(backend, precision=replace(PRECISIONS[name], extra_candidates=0.0))  # type: ignore[type-var]
     assert_same_bits(search(queries, [passages], K, eager), expected)

@@ -18,7 +18,7 @@ from jaxret.search.backends.precision import FLOAT32, Precision
 from jaxret.search.backends.select import BACKENDS, select_backend
 from jaxret.search.backends.xla_backend import Xla
 from jaxret.search.proof import BlockHits, BlockSearch
-from jaxret.search.self_check import self_check
+from jaxret.search.vectors.self_check import self_check
 
 
 def data(n: int, n_vectors: int, dimension: int = 16) -> tuple[np.ndarray, np.ndarray]:

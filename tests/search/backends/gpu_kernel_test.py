@@ -15,8 +15,8 @@ from jaxret.search.backends.accelerators import DeviceVectors, plan_cells
 from jaxret.search.backends.precision import FLOAT32, PRECISIONS, Compressed, compress, find_precision
 from jaxret.search.backends.select import select_backend
 from jaxret.search.backends.top_k import upper_bounds
-from jaxret.search.exact import search
-from jaxret.search.self_check import self_check
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.self_check import self_check
 
 LOW = [name for name in PRECISIONS if name != "float32"]
 CELLS, SIZE, D, K = 2, 64, 32, 10

@@ -14,10 +14,10 @@ from jaxret.search.backends.faiss_backend import FaissCpu
 from jaxret.search.backends.int8 import CANDIDATE_FACTOR, MOST_CANDIDATES, Quantized
 from jaxret.search.backends.precision import LONGEST_INT8
 from jaxret.search.backends.select import select_backend, with_many_searches
-from jaxret.search.exact import search
 from jaxret.search.rounding import rounding_error, upper_norms
-from jaxret.search.self_check import self_check
-from jaxret.search.vector_corpus import BlockCorpus
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.self_check import self_check
+from jaxret.search.vectors.vector_corpus import BlockCorpus
 
 faiss: Any = pytest.importorskip("faiss")
 
@@ -94,7 +94,7 @@ def test_faiss_multiplies_only_integers_exactly() -> None:
 
 def test_vectors_too_long_for_sums_of_int8_are_searched_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """127 x 127 x 133,184 is above 2^31: FAISS's sum of the two best vectors would wrap around and be the lowest."""
-    monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
+    monkeypatch.setattr("jaxret.search.vectors.exact.MARGIN", 0)
     dimension = 133_184
     assert dimension > LONGEST_INT8
     passages = np.full((8, 1, dimension), 0.1, np.float32)

@@ -12,12 +12,12 @@ import pytest
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import ShardWriter
-from jaxret.search import in_memory
 from jaxret.search.backends.faiss_backend import FEW_QUERIES, FaissCpu
 from jaxret.search.backends.xla_backend import Xla
-from jaxret.search.exact import search
-from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
 from jaxret.search.proof import best_columns
+from jaxret.search.vectors import in_memory
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
 from jaxret.types import Ragged
 
 ROWS, DIMENSION = 50, 8

@@ -13,8 +13,8 @@ from jaxret.search.backends.accelerators import plan_cells, platform_of
 from jaxret.search.backends.precision import FLOAT32, Precision
 from jaxret.search.backends.select import Backend
 from jaxret.search.backends.xla_backend import Xla
-from jaxret.search.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
 from jaxret.search.rounding import upper_norms
+from jaxret.search.vectors.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
 
 HOST_BYTES = 2**28  # size of a block if the devices share the host's memory
 FEWEST_ROWS = 64  # least number of rows of a block

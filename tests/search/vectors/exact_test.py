@@ -14,13 +14,14 @@ import pytest
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.shards import ShardWriter
 from jaxret.parallel.progress import Progress
-from jaxret.search import exact, full_scan, rounding, single_vector
+from jaxret.search import rounding
 from jaxret.search.backends import faiss_backend
 from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.precision import FLOAT32, Precision
 from jaxret.search.backends.select import Backend, select_backend
-from jaxret.search.exact import search
 from jaxret.search.proof import BlockHits, BlockSearch, Candidates, SearchResult
+from jaxret.search.vectors import exact, full_scan, single_vector
+from jaxret.search.vectors.exact import search
 from jaxret.types import Ragged
 
 BACKENDS = ("faiss-cpu", "xla")
@@ -259,7 +260,7 @@ def test_control_one_float32_faiss_call_breaks_the_tie_rule() -> None:
 
 def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an error bound of minus infinity every query counts as proven after one round."""
-    monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
+    monkeypatch.setattr("jaxret.search.vectors.exact.MARGIN", 0)
     queries, passages = data("all equal", 1)
     expected = brute_force(queries, passages, 5)
     assert_same_bits(search(queries, [passages], 5, MAKERS["noisy"]()), expected)
@@ -286,7 +287,7 @@ def test_a_bound_equal_to_the_last_score_is_no_proof() -> None:
             return top
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxret.search.exact.MARGIN", 0)
+        patch.setattr("jaxret.search.vectors.exact.MARGIN", 0)
         patch.setattr("jaxret.search.proof.FULL_SCAN_SHARE", 0)  # a scan of the whole corpus needs no bound
         result = search(queries, [passages], 5, Edge(select_backend("xla")))
     assert result.rows.tolist() == [[0, 1, 2, 3, 4]]
@@ -377,8 +378,8 @@ def test_equal_vectors_need_no_further_rounds(
 def test_near_ties_of_all_passages(whole: int, name: str, n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The passages differ in the last bit, so candidates prove nothing, and in the end all passages are scored."""
     monkeypatch.setattr("jaxret.search.proof.FULL_SCAN_SHARE", whole)
-    monkeypatch.setattr("jaxret.search.full_scan.SCAN_VALUES", 500)
-    monkeypatch.setattr("jaxret.search.full_scan.SCAN_QUERIES", 2)
+    monkeypatch.setattr("jaxret.search.vectors.full_scan.SCAN_VALUES", 500)
+    monkeypatch.setattr("jaxret.search.vectors.full_scan.SCAN_QUERIES", 2)
     passages: np.ndarray = np.repeat(gaussian(1, n_vectors, 16), 700, axis=0)
     places = np.random.default_rng(3).integers(0, 16, 700)
     passages[np.arange(700), 0, places] = np.nextafter(passages[np.arange(700), 0, places], np.float32(9))

@@ -24,9 +24,9 @@ from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.encoding.update import append_corpus, delete_passages
 from jaxret.index.shards import ShardWriter
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import search
 from jaxret.search.passage_vectors import PassageVectors
-from jaxret.search.process_group import merge_results
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.process_group import merge_results
 from jaxret.storage.atomic import read_json
 from jaxret.types import Ragged
 from tests.pipeline import ONE_DEVICE, REPOSITORY, environment, free_address, untrained_run, write_data, write_encoder

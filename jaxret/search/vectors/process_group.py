@@ -20,8 +20,8 @@ import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
 from jaxret.parallel.processes import agreed_texts, agreement, require_platform
-from jaxret.search.exact import sorted_by_rule
 from jaxret.search.proof import SearchResult
+from jaxret.search.vectors.exact import sorted_by_rule
 from jaxret.types import Ragged, SparseRows, TextVectors, word_dtype
 
 HIT_BYTES = 12  # bytes of a passage in a ranking: score and row

@@ -15,7 +15,7 @@ from jaxret.runs.embedder import plan_batches
 from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.select import Backend
 from jaxret.search.rounding import sum_error, upper_norms
-from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS, query_spans
+from jaxret.search.vectors.single_vector import BLOCK_ROWS, QUERY_ROWS, query_spans
 from jaxret.types import LONGEST_NORM, Ragged
 
 PASSAGES_AT_ONCE = 512  # passages scored exactly at a time for one query, because their vectors are in float64

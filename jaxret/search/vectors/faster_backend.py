@@ -10,11 +10,11 @@ import numpy as np
 
 from jaxret.search.backends.faiss_backend import FaissCpu
 from jaxret.search.backends.select import Backend
-from jaxret.search.query_vectors import QueryVectors
-from jaxret.search.self_check import self_check
-from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS
-from jaxret.search.streaming import read_rows
-from jaxret.search.vector_corpus import BlockCorpus, VectorCorpus
+from jaxret.search.vectors.query_vectors import QueryVectors
+from jaxret.search.vectors.self_check import self_check
+from jaxret.search.vectors.single_vector import BLOCK_ROWS, QUERY_ROWS
+from jaxret.search.vectors.streaming import read_rows
+from jaxret.search.vectors.vector_corpus import BlockCorpus, VectorCorpus
 
 # A search with fewer operations takes less than two minutes on two cores; the measurement takes five seconds.
 LEAST_OPERATIONS = 2e13

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.search.query_vectors import ScoredQueries
 from jaxret.search.rounding import WIDE_UNIT, exact_score
-from jaxret.search.vector_corpus import ShardedRows
+from jaxret.search.vectors.query_vectors import ScoredQueries
+from jaxret.search.vectors.vector_corpus import ShardedRows
 from jaxret.types import SparseRows
 
 SCAN_VALUES = 2**22  # float64 values of the passage vectors that are multiplied at a time: 32 MiB

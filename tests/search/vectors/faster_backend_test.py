@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.search import faster_backend
 from jaxret.search.backends.faiss_backend import FaissCpu
 from jaxret.search.backends.precision import FLOAT32, Precision
 from jaxret.search.backends.select import Backend, select_backend, with_many_searches
 from jaxret.search.backends.xla_backend import Xla
-from jaxret.search.exact import search
 from jaxret.search.proof import BlockHits, BlockSearch
-from jaxret.search.vector_corpus import BlockCorpus
-from tests.search.exact_test import assert_same_bits, gaussian
+from jaxret.search.vectors import faster_backend
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.vector_corpus import BlockCorpus
+from tests.search.vectors.exact_test import assert_same_bits, gaussian
 
 QUERIES, PASSAGES = gaussian(40, 16, seed=1), gaussian(900, 1, 16, seed=2)
 MEASURED = r"auto: a sample of the search took faiss-cpu (\d+\.\d{3}) s, xla (\d+\.\d{3}) s"

@@ -12,16 +12,16 @@ import pytest
 
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.shards import ShardWriter
-from jaxret.search import multi_vector
 from jaxret.search.backends import late_interaction as lists_module
 from jaxret.search.backends.late_interaction import passages_of_tile
 from jaxret.search.backends.precision import PRECISIONS, Compressed
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import search
 from jaxret.search.proof import SearchResult
 from jaxret.search.rounding import exact_score
-from jaxret.search.self_check import self_check
-from jaxret.search.vector_corpus import VectorCorpus
+from jaxret.search.vectors import multi_vector
+from jaxret.search.vectors.exact import search
+from jaxret.search.vectors.self_check import self_check
+from jaxret.search.vectors.vector_corpus import VectorCorpus
 from jaxret.types import Ragged
 
 D, K = 8, 7
@@ -226,7 +226,7 @@ def test_int8_candidates_are_proven_in_one_round(monkeypatch: pytest.MonkeyPatch
     queries, passages = lists([8] * 4, 1), lists(counts(300), 2)
     result = search_lists(queries, [passages], K, "int8")
     assert result.rounds == (4,)
-    monkeypatch.setattr("jaxret.search.exact.LISTS_MARGIN", 1)
+    monkeypatch.setattr("jaxret.search.vectors.exact.LISTS_MARGIN", 1)
     control = search_lists(queries, [passages], K, "int8")
     assert len(control.rounds) > 1
     np.testing.assert_array_equal(control.rows, result.rows)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from jaxret.search.proof import BlockSearch
-from jaxret.search.vector_corpus import VectorCorpus
+from jaxret.search.vectors.vector_corpus import VectorCorpus
 from jaxret.types import Ragged
 
 IDS_AT_ONCE = 65_536  # ids that are in memory as str at a time

@@ -17,9 +17,6 @@ import numpy as np
 from jaxret.parallel.progress import COMPILATION, Progress
 from jaxret.search.backends.sparse_scipy import ScipyLists, as_csr
 from jaxret.search.backends.sparse_xla import XlaLists
-from jaxret.search.exact import score_exactly
-from jaxret.search.full_scan import scan_all
-from jaxret.search.in_memory import MEMORY_BYTES, require_finite_vectors
 from jaxret.search.proof import (
     MARGIN,
     BlockHits,
@@ -30,8 +27,11 @@ from jaxret.search.proof import (
     search_until_proven,
 )
 from jaxret.search.rounding import UNIT, rounding_error
-from jaxret.search.single_vector import query_spans
-from jaxret.search.vector_corpus import NamedRows
+from jaxret.search.vectors.exact import score_exactly
+from jaxret.search.vectors.full_scan import scan_all
+from jaxret.search.vectors.in_memory import MEMORY_BYTES, require_finite_vectors
+from jaxret.search.vectors.single_vector import query_spans
+from jaxret.search.vectors.vector_corpus import NamedRows
 from jaxret.types import LONGEST_NORM, SparseRows
 
 BLOCK_PASSAGES = 65_536  # largest number of passages of a block

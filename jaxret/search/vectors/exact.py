@@ -24,16 +24,16 @@ from jaxret.parallel.progress import COMPILATION, Progress
 from jaxret.search.backends.precision import FLOAT32
 from jaxret.search.backends.select import Backend
 from jaxret.search.backends.xla_backend import Xla
-from jaxret.search.faster_backend import faster_backend
-from jaxret.search.full_scan import scan_all
-from jaxret.search.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
-from jaxret.search.multi_vector import VectorLists
 from jaxret.search.proof import MARGIN, Candidates, SearchResult, empty_candidates, first_depth, search_until_proven
-from jaxret.search.query_vectors import QueryVectors, ScoredQueries
 from jaxret.search.rounding import WIDE_UNIT, exact_score
-from jaxret.search.single_vector import SingleVectors, block_passages
-from jaxret.search.streaming import exceeds_devices, stream_blocks
-from jaxret.search.vector_corpus import BlockCorpus, ShardedRows, VectorCorpus
+from jaxret.search.vectors.faster_backend import faster_backend
+from jaxret.search.vectors.full_scan import scan_all
+from jaxret.search.vectors.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
+from jaxret.search.vectors.multi_vector import VectorLists
+from jaxret.search.vectors.query_vectors import QueryVectors, ScoredQueries
+from jaxret.search.vectors.single_vector import SingleVectors, block_passages
+from jaxret.search.vectors.streaming import exceeds_devices, stream_blocks
+from jaxret.search.vectors.vector_corpus import BlockCorpus, ShardedRows, VectorCorpus
 from jaxret.types import Ragged, SparseRows, TextVectors
 
 # Candidates beyond k for lists of vectors below float32, where the losses of all query vectors add up. For k = 10,

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jaxret.search import inverted_lists
 from jaxret.search.backends import sparse_xla
 from jaxret.search.backends.accelerators import ROW_AXIS
 from jaxret.search.backends.sparse_scipy import best_products
-from jaxret.search.inverted_lists import (
+from jaxret.search.proof import MARGIN
+from jaxret.search.vectors import inverted_lists
+from jaxret.search.vectors.inverted_lists import (
     InvertedLists,
     SparseBlockSearch,
     check_sparse,
     sparse_backend,
 )
-from jaxret.search.proof import MARGIN
 from jaxret.types import SparseRows
 from tests.tiny import SparseBlocks
 
