@@ -91,11 +91,8 @@ def read_export(folder: str | Path) -> Exported:
     params |= {name: load_pretrained(path, ("pooler",), shapes)[1] for name, path in folders.items()}
     shapes_expected = traverse_util.flatten_dict(parameter_shapes(retriever), sep="/")
     shapes_read = traverse_util.flatten_dict(params, sep="/")
-    if odd := [
-        key
-        for key in shapes_expected.keys() | shapes_read.keys()
-        if np.shape(shapes_read.get(key)) != np.shape(shapes_expected.get(key))
-    ]:
+    keys = shapes_expected.keys() | shapes_read.keys()
+    if odd := [key for key in keys if np.shape(shapes_read.get(key)) != np.shape(shapes_expected.get(key))]:
         raise ValueError(f"{folder / HEAD} does not fit {folder / CONFIG}: {', '.join(sorted(odd))}")
     tokenizer = load_tokenizer(config, next(iter(folders.values())), retriever)
     mesh = make_mesh(1, jax.local_devices()[:1])

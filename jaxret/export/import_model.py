@@ -86,14 +86,8 @@ def make_run(model: str, workdir: str | Path, options: ImportOptions = ImportOpt
     """
     directory = find_model(model, options.download)
     config = load_config("base")
-    config.update_from_flattened_dict(
-        {
-            "encoder.checkpoint": shown_path(model),
-            "encoder.download": options.download,
-            "encoder.tied": True,
-            "train.steps": 0,
-        }
-    )
+    encoder = {"encoder.checkpoint": shown_path(model), "encoder.download": options.download}
+    config.update_from_flattened_dict({**encoder, "encoder.tied": True, "train.steps": 0})
     stated_settings = read_model_keys(directory)
     config.head.name = settings_family(stated_settings) or config.head.name
     ends, token = None, options.token

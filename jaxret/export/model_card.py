@@ -152,9 +152,8 @@ def _header(kind: str, name: str, measures: list[tuple[str, dict[str, float]]]) 
             for set, mean in measures
         ]
         values["model-index"] = [{"name": name, "results": results}]
-    return "".join(
-        f"{key}: {value if isinstance(value, str) else json.dumps(value)}\n" for key, value in values.items()
-    )
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return "".join(f"{key}: {text}\n" for key, text in texts.items())
 
 
 def _measures(run: Run) -> list[tuple[str, dict[str, float]]]:

@@ -27,9 +27,8 @@ class RetrievedPassages:
     positive: float  # the lowest score of a positive; NaN: unknown
 
 
-NegativeFilter = Callable[
-    [RetrievedPassages, MiningSettings, AnswerMatcher], np.ndarray
-]  # bool [N], True for candidates that are left out
+# Returns bool [N], True for candidates that are left out; False if none is.
+NegativeFilter = Callable[[RetrievedPassages, MiningSettings, AnswerMatcher], np.ndarray | bool]
 
 
 def normalized_text(text: str) -> str:
@@ -48,26 +47,20 @@ def _same_text(case: RetrievedPassages, settings: MiningSettings, matcher: Answe
     return np.array([normalized_passage(passage) in texts for passage in case.passages], bool)
 
 
-def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
+def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray | bool:
     if not settings.answers or not case.query.answers:
-        return np.zeros(len(case.passages), bool)
+        return False
     return np.array(matcher((passage.text for passage in case.passages), case.query), bool)
 
 
-def _share(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
+def _share(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray | bool:
     """Return the share of a positive's score as a limit. It is below the score even if the score is negative."""
     limit = None if settings.share is None else case.positive - (1 - settings.share) * abs(case.positive)
     return _not_below(case, limit)
 
 
-def _too_low(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    if settings.min_score is None:
-        return np.zeros(len(case.passages), bool)
-    return ~(case.scores >= settings.min_score)
-
-
-def _not_below(case: RetrievedPassages, limit: float | None) -> np.ndarray:
-    return np.zeros(len(case.passages), bool) if limit is None else ~(case.scores < limit)
+def _not_below(case: RetrievedPassages, limit: float | None) -> np.ndarray | bool:
+    return limit is not None and ~(case.scores < limit)
 
 
 FILTERS: dict[str, NegativeFilter] = {  # a passage is counted for the first filter that leaves it out
@@ -81,7 +74,9 @@ FILTERS: dict[str, NegativeFilter] = {  # a passage is counted for the first fil
     ),
     "within the share of the positive's score": _share,
     "at or above the highest score": lambda case, settings, _: _not_below(case, settings.max_score),
-    "below the lowest score": _too_low,
+    "below the lowest score": lambda case, settings, _: (
+        settings.min_score is not None and ~(case.scores >= settings.min_score)
+    ),
 }
 
 

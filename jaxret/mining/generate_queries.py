@@ -127,15 +127,8 @@ class GenerationJob:
     @cached_property
     def generator(self) -> QueryGenerator:
         options = self.options
-        return open_query_generator(
-            self.model,
-            options.prompt,
-            options.passage_length,
-            self.decoding,
-            options.dtype,
-            options.tokens_per_batch,
-            make_mesh(),
-        )
+        texts, compute = (options.prompt, options.passage_length), (options.dtype, options.tokens_per_batch)
+        return open_query_generator(self.model, *texts, self.decoding, *compute, make_mesh())
 
     @property
     def parts(self) -> list[Path]:
@@ -165,9 +158,7 @@ class GenerationJob:
             while missing_numbers := {number for number, path in enumerate(parts) if not path.exists()}:
                 bar.update(max(total - len(missing_numbers) * self.options.part_rows - bar.done, 0))
                 parts_before = self.parts_written
-                if any(
-                    self.leases.is_free(f"part-{number}") for number in missing_numbers
-                ):  # otherwise the corpus is not read
+                if any(self.leases.is_free(f"part-{number}") for number in missing_numbers):  # else nothing is read
                     self.generate(parts, missing_numbers, bar)
                 self.leases.refresh()
                 # If this job wrote nothing, other jobs have the missing parts.
@@ -226,17 +217,15 @@ class GenerationJob:
             except ValueError as error:
                 raise ValueError(f"{error}; {remedy}") from error
             if (content.get("part"), content.get("made_from")) != (number, sha256_json(self.made_from)):
-                raise ValueError(
-                    f"{path} is a part of other queries than {self.folder / GENERATION_FILE} describes; {remedy}"
-                )
+                record = self.folder / GENERATION_FILE
+                raise ValueError(f"{path} is a part of other queries than {record} describes; {remedy}")
             yield from ((key, texts) for key, texts in content["queries"])
 
     def finish(self) -> GenerationResult:
         """Write the outputs from the parts. Only one job at a time writes them, and every job writes the same bytes."""
         queries = GeneratedQueries(self.corpus, self.scan, self.options.on_error, self.queries)
         while True:
-            lease = self.leases.claim(LAST)
-            if lease:
+            if lease := self.leases.claim(LAST):
                 files: list[Path] = []
                 write = partial(self._write_outputs, queries, lease.work, files)
                 try:

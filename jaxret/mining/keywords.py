@@ -66,8 +66,7 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8) -> tuple[int
     if count < 1:
         raise ValueError(f"count is {count}; a pseudo-query has at least 1 word")
     require_other_output(out, [("the corpus", corpus.data)])
-    bar = with_progress(corpus.read(), "count words", unit="passage")
-    idf = inverse_document_frequencies(passage for passage in bar)
+    idf = inverse_document_frequencies(with_progress(corpus.read(), "count words", unit="passage"))
     if not idf:
         raise ValueError(f"{corpus.source} has no passage with an English word that is not a stop word")
     with_keywords = total = 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxret.data.errors import Policy
 from jaxret.data.records import Example, Passage
@@ -73,15 +72,12 @@ class MiningAudit:
             (self.with_answer, self.answerable, "an answer string in it"),
             (self.above_best_positive, self.scored, "scored above the best positive"),
         ]
-        rows = [f"  {_part(count, total):>7} {count:>12,} of {total:,}  {label}" for count, total, label in lines]
         mean = self.negatives / self.records if self.records else 0
         empty = f", {self.without_negatives:,} without negatives" if self.without_negatives else ""
-        return "\n".join(
-            [f"audit: {self.records:,} records{empty}, {mean:.1f} negatives each; of the negatives", *rows]
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        text = f"audit: {self.records:,} records{empty}, {mean:.1f} negatives each; of the negatives"
+        for count, total, label in lines:
+            text += f"\n  {f'{count / total:.2%}' if total else '-':>7} {count:>12,} of {total:,}  {label}"
+        return text
 
 
 def audit_mined_file(path: Path, queries: Iterable[TrainingQuery], match: str = "string") -> MiningAudit:
@@ -105,7 +101,3 @@ def _words(passage: Passage) -> frozenset[str]:
 
 def _is_near(words: frozenset[str], bags: Iterable[frozenset[str]]) -> bool:
     return any(len(words & bag) >= NEAR_SHARE * len(words | bag) for bag in bags if words or bag)
-
-
-def _part(count: int, total: int) -> str:
-    return f"{count / total:.2%}" if total else "-"

@@ -129,7 +129,7 @@ def mine_negatives(job: MiningJob) -> MiningResult:
         print(policy.report())
     names = " and ".join(pool.name for pool in pools)
     print(f"from {names}, ranks {job.settings.skip + 1} to {job.settings.depth}:")
-    print("\n".join(chooser.tally.lines()))
+    print(*chooser.tally.lines(), sep="\n")
     if not teacher and (len(pools) > 1 or job.concat):
         print("  scores of two pools or files are not comparable, so the file has none (--teacher gives one scale)")
     elif any(isinstance(pool, RankingFilePool) and pool.ranks_alone for pool in pools) and not teacher:
@@ -161,10 +161,7 @@ def require_same_sources(job: MiningJob) -> None:
         "file": sha256_file(Path(job.out)),
         "queries": _read_queries(job, policy).digest(),
         "corpus": job.corpus.scan(policy).sha256,
-        "pools": [
-            rankings_parent(rankings[name]) if name in rankings else pool_parent(name, job.encoded_name)
-            for name in names
-        ],
+        "pools": [rankings_parent(rankings[n]) if n in rankings else pool_parent(n, job.encoded_name) for n in names],
         **_settings_record(job),
     }
     sources |= {name: content[name] for name in current.keys() - sources.keys()}
@@ -383,12 +380,8 @@ def write_parents(
         tally: counts of the passages that filters left out.
         audit: figures of the mined file.
     """
-    queries = {
-        "source": job.data.source,
-        "split": job.data.split,
-        "subset": job.subset[0],
-        "subset_seed": job.subset[1],
-    }
+    subset, seed = job.subset
+    queries = {"source": job.data.source, "split": job.data.split, "subset": subset, "subset_seed": seed}
     content: dict[str, Any] = {
         "file": {"name": path.name, "sha256": sha256_file(path)},
         "queries": queries | {"count": len(questions.queries), "sha256": questions.digest()},
@@ -396,6 +389,6 @@ def write_parents(
         "pools": [pool.parent() for pool in pools],
         **_settings_record(job),
         "left_out": dict(tally.left_out),
-        "audit": audit.to_json(),
+        "audit": vars(audit),
     }
     write_json(parents_path(path), with_digest(content))

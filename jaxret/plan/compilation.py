@@ -35,6 +35,13 @@ ENVIRONMENT = {
 COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 REMATERIALIZATION = "involuntary full rematerialization"  # XLA's warning about an array that is moved as a whole
 _LAST_FILE = "memory-usage-report.txt"  # XLA writes it after the files that `read_dump` needs
+# Kind of an argument of a training step -> pattern of its name in JAX.
+_ARGUMENT_KINDS = {
+    "moments": "opt_state",
+    "moving average": r"\bema\b",
+    "frozen parameters": r"\.frozen\b",
+    "teacher": r"\.teacher\b",
+}
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 
@@ -127,12 +134,9 @@ def _run_compiler(folder: Path, topology: Topology) -> str:
 
 def failure_reason(log: str) -> str:
     """Return the last error in the log of a process that returned no program."""
-    lines = [line for line in log.splitlines() if re.match(r"^[\w.]*(Error|Exception)\b", line)]
-    return (
-        lines[-1].partition(": ")[2][:500]
-        if lines
-        else f"the compiler ended without an error message ({log[-200:].strip()!r})"
-    )
+    if lines := [line for line in log.splitlines() if re.match(r"^[\w.]*(Error|Exception)\b", line)]:
+        return lines[-1].partition(": ")[2][:500]
+    return f"the compiler ended without an error message ({log[-200:].strip()!r})"
 
 
 def _largest_dump(dump: Path, suffix: str) -> Path | None:
@@ -149,14 +153,13 @@ def read_dump(folder: Path, devices: int, log: str) -> CompiledProgram:
             raise CompileError(f"the compiler wrote no {suffix}")
         texts[suffix] = path.read_text()
     module = parse_hlo(texts["after_optimizations.txt"])
+    warnings = {partition_warning(line) for line in log.splitlines() if REMATERIALIZATION in line.lower()}
     return CompiledProgram(
         memory=allocated_memory(texts["buffer-assignment.txt"], module),
         collectives=tuple(collectives(module, devices)),
         flops=hlo_product_flops(module),
         traffic=traffic(module),
-        warnings=tuple(
-            sorted({partition_warning(line) for line in log.splitlines() if REMATERIALIZATION in line.lower()})
-        ),
+        warnings=tuple(sorted(warnings)),
     )
 
 
@@ -176,17 +179,7 @@ def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
         if instruction.opcode == "parameter":
             match = re.search(r'op_name="([^"]*)"', instruction.text)
             names[re.match(r"parameter\((\d+)\)", instruction.text)[1]] = match[1] if match else ""  # type: ignore[index]
-    kinds = (
-        "parameters",
-        "moments",
-        "moving average",
-        "frozen parameters",
-        "teacher",
-        "inputs",
-        "results",
-        "temporaries",
-    )
-    sizes = dict.fromkeys(kinds, 0)
+    sizes = dict.fromkeys(("parameters", *_ARGUMENT_KINDS, "inputs", "results", "temporaries"), 0)
     for size, description in _ALLOCATION.findall(assignment):
         colour = re.search(r"\bcolor (\d+)", description)
         if colour and colour[1] != "0":  # not the main memory
@@ -200,12 +193,7 @@ def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
 
 def _argument_kind(name: str) -> str:
     """Return the kind of an argument: "arguments[0].opt_state[2].mu['head']" -> "moments"."""
-    if "opt_state" in name:
-        return "moments"
-    if re.search(r"\bema\b", name):
-        return "moving average"
-    if re.search(r"\.teacher\b", name):
-        return "teacher"
-    if re.search(r"\.frozen\b", name):
-        return "frozen parameters"
+    for kind, pattern in _ARGUMENT_KINDS.items():
+        if re.search(pattern, name):
+            return kind
     return "parameters" if re.search(r"\bparams\b|\[0\]\[", name.replace("\\", "")) else "inputs"

@@ -84,12 +84,9 @@ def cost(seconds: float, topology: Topology, price: float, utilization: float) -
         price: price of a chip in dollars per hour.
         utilization: expected share of the full rate, which is listed with COST_SHARES.
     """
-    chip_hours = seconds * topology.devices / 3600
+    full_price = seconds * topology.devices / 3600 * price
     shares = sorted({*COST_SHARES, utilization})
-    return {
-        "price": price,
-        "dollars": [{"utilization": share, "dollars": chip_hours * price / share} for share in shares],
-    }
+    return {"price": price, "dollars": [{"utilization": share, "dollars": full_price / share} for share in shares]}
 
 
 def lower_bound(
@@ -259,7 +256,9 @@ def plan_searching(
     lists = retriever.vectors_per_passage is None
     query_vectors = jax.tree.leaves(program.arguments)[0].shape[0]
     queries = query_vectors // (config.tokens.query_length if retriever.late_interaction else 1)
-    pieces = _count_blocks(config, retriever, search)
+    pieces = math.ceil(search.passages / search.block_passages)
+    if lists:
+        pieces = math.ceil(search.passages * retriever.most_vectors(config.tokens.passage_length) / BLOCK_ROWS)
     runs = pieces * math.ceil(search.queries / queries)
     values: PlanValues = {
         "batch": {"queries": queries, "passages": search.block_passages, "k": search.k, "precision": search.precision},
@@ -288,13 +287,6 @@ def plan_searching(
         if not lists:
             values["traffic"] = {"bytes": executable.traffic, "products": product_bytes(program, devices)}
     return values
-
-
-def _count_blocks(config: ConfigDict, retriever: RetrieverModel, search: SearchLoad) -> int:
-    """Return the number of blocks in which one host searches its passages."""
-    if retriever.vectors_per_passage is None:
-        return math.ceil(search.passages * retriever.most_vectors(config.tokens.passage_length) / BLOCK_ROWS)
-    return math.ceil(search.passages / search.block_passages)
 
 
 def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> PlanValues:

@@ -9,13 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+    *("collective-permute", "collective-broadcast"),
 )
 _BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([\d,]*)\]")
@@ -127,8 +122,7 @@ def _matters(module: HloModule, name: str) -> bool:
 
 def branches(conditional: Instruction) -> list[str]:
     """Return the names of the branches of a conditional."""
-    match = re.search(r"branch_computations=\{([^}]*)\}", conditional.text)
-    if match:
+    if match := re.search(r"branch_computations=\{([^}]*)\}", conditional.text):
         return re.findall(r"[\w.\-]+", match[1])
     return [conditional.callee("true_computation"), conditional.callee("false_computation")]
 
@@ -139,8 +133,7 @@ def trip_count(module: HloModule, caller: str, loop: Instruction) -> int | None:
 
     Return None if the HLO has neither.
     """
-    annotation = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text)
-    if annotation:
+    if annotation := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text):
         return int(annotation[1])
     condition = module.computations[loop.callee("condition")]
     constants = {name: value for name, entry in condition.items() if (value := _constant(entry)) is not None}
@@ -279,16 +272,14 @@ def _group(text: str, devices: int) -> int:
 def _bytes_sent(kind: str, result: float, group: int) -> float:
     """Return a lower bound of the bytes that a device sends, for a result of `result` bytes."""
     remote_share = (group - 1) / group
-    return result * {"all-reduce": 2 * remote_share, "reduce-scatter": group - 1, "collective-permute": 1}.get(
-        kind, remote_share
-    )
+    shares = {"all-reduce": 2 * remote_share, "reduce-scatter": group - 1, "collective-permute": 1}
+    return result * shares.get(kind, remote_share)
 
 
 def hlo_product_flops(module: HloModule) -> int:
     """Return the FLOPs of all matrix products that one device computes."""
-    return sum(
-        times * _flops(module.computations[name], product) for times, name, product in module.instructions() if times
-    )
+    products = (entry for entry in module.instructions() if entry[0])
+    return sum(times * _flops(module.computations[name], product) for times, name, product in products)
 
 
 def _flops(computation: dict[str, Instruction], instruction: Instruction) -> int:

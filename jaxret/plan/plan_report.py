@@ -67,10 +67,8 @@ def batch(values: PlanValues) -> str:
     """Return the size of a step of training, encoding or search in words."""
     sizes = values["batch"]
     if values["verb"] == "train":
-        text = (
-            f"{sizes['queries']} queries of {sizes['query_length']} tokens, "
-            f"{sizes['documents']} passages of {sizes['passage_length']}"
-        )
+        text = f"{sizes['queries']} queries of {sizes['query_length']} tokens"
+        text += f", {sizes['documents']} passages of {sizes['passage_length']}"
         if sizes.get("packed_queries"):
             rows = ("{} x {}".format(*sizes[f"packed_{side}"]) for side in ("queries", "passages"))
             text += f", packed by each device and chunk into rows: {' and '.join(rows)} tokens"
@@ -145,18 +143,16 @@ def _time(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     if topology is None:
         return
     bound = values["lower_bound"]
-    per = {"train": "a step", "encode": "a batch", "search": "a thousand queries on the passages of a block"}[
-        values["verb"]
-    ]
+    works = {"train": "a step", "encode": "a batch", "search": "a thousand queries on the passages of a block"}
     parts = ", ".join(f"{name} {duration(bound[name])}" for name in bound if name != "seconds")
     if traffic := values.get("traffic"):
-        if traffic["bytes"] is None:
-            traffic_text = "unknown, because the compiled program does not say how often a loop runs"
-        else:
+        traffic_text = "unknown, because the compiled program does not say how often a loop runs"
+        if traffic["bytes"] is not None:
             ratio = traffic["bytes"] / traffic["products"]
             traffic_text = f"{number(traffic['bytes'])}B read and written, {ratio:.2f} times the products' own"
         yield f"main memory of each device: {traffic_text}"
-    yield f"lower bound of the time of {per}: {duration(bound['seconds'])} ({parts}); it will be longer"
+    work = works[values["verb"]]
+    yield f"lower bound of the time of {work}: {duration(bound['seconds'])} ({parts}); it will be longer"
     if values["verb"] == "encode":
         yield f"lower bound for {values['passages']:,} passages: {duration(values['corpus_seconds'])}"
     if values["verb"] == "search":

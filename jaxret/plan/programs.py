@@ -95,9 +95,8 @@ def encoder_directory(name: str) -> tuple[Path, str]:
         folder = ENCODERS / SAME_SHAPES.get(name, name)
         if (folder / "config.json").is_file():
             return folder, f"the published shapes of {name}, which jaxret knows; {name} is not on this machine"
-        raise FileNotFoundError(
-            f"{error}. A plan needs no weights: set encoder.checkpoint to a folder with its config.json"
-        ) from error
+        remedy = "A plan needs no weights: set encoder.checkpoint to a folder with its config.json"
+        raise FileNotFoundError(f"{error}. {remedy}") from error
 
 
 def with_stated_settings(config: ConfigDict) -> ConfigDict:
@@ -155,14 +154,11 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
         params = parameter_shapes(objective.teacher.model)
         state = replace(state, teacher=abstract_sharded(params, shardings(mesh, params)))
     program = make_train_step(objective, optimizer, state, jax.random.key(0), rule)
-    bytes_by_kind = {"parameters": bytes_on_device(state.params), "moments": bytes_on_device(state.opt_state)}
-    if rule.ema:
-        bytes_by_kind["moving average"] = bytes_on_device(state.ema)
-    if state.frozen:
-        bytes_by_kind["frozen parameters"] = bytes_on_device(state.frozen)
-    if state.teacher:
-        bytes_by_kind["teacher"] = bytes_on_device(state.teacher)
-    return AbstractProgram(program, (state, batch), bytes_by_kind)
+    trees = {"parameters": state.params, "moments": state.opt_state}
+    trees |= {"moving average": state.ema} if rule.ema else {}
+    trees |= {"frozen parameters": state.frozen} if state.frozen else {}
+    trees |= {"teacher": state.teacher} if state.teacher else {}
+    return AbstractProgram(program, (state, batch), {kind: bytes_on_device(tree) for kind, tree in trees.items()})
 
 
 def encoding_program(config: ConfigDict, directory: Path, devices: Sequence[Any]) -> AbstractProgram:
@@ -260,9 +256,8 @@ def list_search_program(
     mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=sharding)
     lists = abstract_vectors(QUERY_ROWS), owner, abstract_vectors(rows, length), mask
     tile_passages = passages_of_tile(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
-    return AbstractProgram(
-        StaticProgram(search_lists, (queries, power_of_two(min(load.k, rows)), tile_passages)), lists, {}
-    )
+    program = StaticProgram(search_lists, (queries, power_of_two(min(load.k, rows)), tile_passages))
+    return AbstractProgram(program, lists, {})
 
 
 def _abstract_vectors(dimension: int, precision: str, sharding: Any, *shape: int) -> Compressed:
@@ -325,11 +320,10 @@ def abstract_batch(shapes: Shapes, sharding: NamedSharding, count: int = 1) -> B
     def ids(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*leading_axes, *shape), jnp.int32, sharding=sharding)
 
+    tokens = partial(abstract_tokens, sharding=sharding, leading_axes=leading_axes)
     return Batch(
-        queries=abstract_tokens(shapes.queries, shapes.query_length, sharding, leading_axes, shapes.packed_queries),
-        passages=abstract_tokens(
-            shapes.documents, shapes.passage_length, sharding, leading_axes, shapes.packed_passages
-        ),
+        queries=tokens(shapes.queries, shapes.query_length, packed_shape=shapes.packed_queries),
+        passages=tokens(shapes.documents, shapes.passage_length, packed_shape=shapes.packed_passages),
         positives=ids(shapes.queries),
         passage_ids=ids(shapes.documents),
         known_positives=ids(shapes.queries, shapes.positives),

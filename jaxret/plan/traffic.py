@@ -13,18 +13,8 @@ from jaxret.plan.hlo import COLLECTIVES, HloModule, Instruction, array_bytes, ar
 
 # Instructions without traffic: aliases of arrays, and control flow, whose computations are counted separately.
 _FREE = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "conditional",
-    "call",
-    "after-all",
-    "partition-id",
-    "replica-id",
-    "optimization-barrier",
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call"),
+    *("after-all", "partition-id", "replica-id", "optimization-barrier"),
 }
 _PARTS = ("dynamic-slice", "slice", "gather")  # read only as many bytes of the first operand as the result has
 _WHOLE = ("convolution", "dot", "custom-call", "sort", "reduce", "scatter")  # read all operands completely
@@ -140,19 +130,15 @@ def _count(instruction: Instruction) -> int:
     return sum(math.prod(shape) for _, shape in arrays(instruction.shape))
 
 
-def _aliased_array(inside: dict[str, Instruction], name: str) -> str:
-    while inside[name].opcode == "bitcast":
-        name = inside[name].operands[0]
-    return name
-
-
 def _bytes_written(inside: dict[str, Instruction], shape: str) -> float:
     """Return the bytes that a fusion writes. For an array that it updates in place, this is the updated part."""
     root = _root(inside)
     results = root.operands if root.opcode == "tuple" else (root.name,)
     total = 0.0
     for name, array in zip(results, _SHAPE.findall(shape), strict=False):
-        producer = inside[_aliased_array(inside, name)]
+        producer = inside[name]
+        while producer.opcode == "bitcast":
+            producer = inside[producer.operands[0]]
         part = inside[producer.operands[1]].shape if producer.opcode == "dynamic-update-slice" else array
         total += _bytes(part) if _main_bytes(array) else 0.0
     return total

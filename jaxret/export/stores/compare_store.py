@@ -86,9 +86,5 @@ def _problem(ids: Sequence[str], rows: dict[str, int], k: int) -> str:
 
 def rows_of_ids(encoded_corpus: EncodedCorpus, ids: set[str]) -> dict[str, int]:
     """Return {id: row} for those of `ids` that are in the corpus."""
-    return {
-        key: start + index
-        for start, block in encoded_corpus.id_blocks()
-        for index, key in enumerate(block)
-        if key in ids
-    }
+    blocks = encoded_corpus.id_blocks()
+    return {key: row for start, block in blocks for row, key in enumerate(block, start) if key in ids}

@@ -32,13 +32,12 @@ class LanceTable(VectorStore):
         return self._target.table in self._names()
 
     def _names(self) -> list[str]:
-        names: list[str] = []
-        token = None
-        while True:
-            page = self._database.list_tables(page_token=token)
+        page = self._database.list_tables()
+        names = list(page.tables)
+        while page.page_token:
+            page = self._database.list_tables(page_token=page.page_token)
             names += page.tables
-            if not (token := page.page_token):
-                return names
+        return names
 
     def create(self) -> None:
         if not self.exists():

@@ -92,18 +92,11 @@ class Graph:
             self.nodes,
             path.stem,
             [helper.make_tensor_value_info(name, kinds.INT64, axes) for name in ("input_ids", "attention_mask")],
-            [
-                helper.make_tensor_value_info(name, kinds.FLOAT, list(axes_of_output))
-                for name, axes_of_output in outputs.items()
-            ],
+            [helper.make_tensor_value_info(name, kinds.FLOAT, list(sizes)) for name, sizes in outputs.items()],
             [self.onnx.numpy_helper.from_array(array, name) for name, array in self.weights.items()],
         )
-        model_fields = {
-            "producer_name": "jaxret",
-            "opset_imports": [helper.make_opsetid("", OPSET)],
-            "ir_version": IR_VERSION,
-        }
-        model = helper.make_model(graph, **model_fields)
+        opsets = [helper.make_opsetid("", OPSET)]
+        model = helper.make_model(graph, producer_name="jaxret", opset_imports=opsets, ir_version=IR_VERSION)
         large = sum(array.nbytes for array in self.weights.values()) > IN_ONE_FILE
         options = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
         self.onnx.save_model(model, str(path), **options)
@@ -178,9 +171,8 @@ def _attention(graph: Graph, config: BertConfig, name: str, params: Mapping[str,
     scores = graph("MatMul", query, heads("key", [0, 2, 3, 1]))
     weights = graph("Softmax", graph("Where", mask, scores, graph.number(MASKED_LOGIT)), axis=-1)
     context = graph("Transpose", graph("MatMul", weights, heads("value", [0, 2, 1, 3])), perm=[0, 2, 1, 3])
-    return graph.dense(
-        graph("Reshape", context, graph.integers(0, 0, config.hidden_size)), f"{name}.output", params["output"]
-    )
+    flat_context = graph("Reshape", context, graph.integers(0, 0, config.hidden_size))
+    return graph.dense(flat_context, f"{name}.output", params["output"])
 
 
 def _activation(graph: Graph, config: BertConfig, x: str) -> str:
@@ -210,11 +202,8 @@ def pooled_state(graph: Graph, states: str, token: str) -> str:
         count = graph("ReduceSum", real, graph.integers(1), keepdims=1)
         choice = graph("Equal", number, count)
         if token == "mean_without_first":
-            later, is_only_token = (
-                graph("Greater", number, graph.number(1.0)),
-                graph("Equal", count, graph.number(1.0)),
-            )
-            choice = graph("Or", later, is_only_token)
+            later = graph("Greater", number, graph.number(1.0))
+            choice = graph("Or", later, graph("Equal", count, graph.number(1.0)))
         real = graph("Mul", real, graph("Cast", choice, to=graph.onnx.TensorProto.FLOAT))
     is_real = graph("Greater", real, graph.number(0.0))
     total = graph("ReduceSum", graph("Where", is_real, states, graph.number(0.0)), graph.integers(1), keepdims=0)

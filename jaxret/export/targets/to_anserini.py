@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,13 +29,6 @@ INDEX_COMMAND = (
     "python -m pyserini.index.lucene --collection JsonVectorCollection "
     "--generator DefaultLuceneDocumentGenerator --impact --pretokenized --input corpus --index INDEX"
 )
-
-
-class Impacts(NamedTuple):
-    """The words of a text with an impact above 0."""
-
-    id: str
-    words: dict[str, int]
 
 
 def write_anserini(run: Run, out: Path, encoded_name: str, queries: QuerySource | None = None) -> list[str]:
@@ -89,20 +82,20 @@ def write_corpus(encoded_corpus: EncodedCorpus, words: list[str], folder: Path) 
     empty, texts = 0, corpus_impacts(encoded_corpus, words)
     for number in range(-(-encoded_corpus.total_rows // FILE_ROWS)):
         with atomic_write(folder / f"{number:05d}.jsonl") as file:
-            for _, text in zip(range(FILE_ROWS), texts):
-                empty += not text.words
-                record = {"id": text.id, "contents": "", "vector": text.words or {words[0]: 1}}
+            for id, impacts in islice(texts, FILE_ROWS):
+                empty += not impacts
+                record = {"id": id, "contents": "", "vector": impacts or {words[0]: 1}}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
     return empty
 
 
-def corpus_impacts(encoded_corpus: EncodedCorpus, words: list[str]) -> Iterator[Impacts]:
-    """Yield the impacts of all passages, in the order of rows."""
+def corpus_impacts(encoded_corpus: EncodedCorpus, words: list[str]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield (id, words with an impact above 0) of all passages, in the order of rows."""
     for first, shard in encoded_corpus:
         for start in range(0, len(shard), _BLOCK_ROWS):
             rows = shard.part(start, min(start + _BLOCK_ROWS, len(shard)))
             ids = encoded_corpus.ids(first + start + np.arange(len(rows)))
-            yield from (Impacts(id, impacts_of(rows, row, words)) for row, id in enumerate(ids))
+            yield from ((id, impacts_of(rows, row, words)) for row, id in enumerate(ids))
 
 
 def impacts_of(rows: SparseRows, row: int, words: list[str]) -> dict[str, int]:
