@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import hash_id
 from jaxret.data.tokens.store import ColumnWriter, Strings, StringsBuilder
 from jaxret.index.encoded_corpus import EncodedCorpus, corpus_of
-from jaxret.index.passage_records import read_passage_records
+from jaxret.index.passage_records import EmptyPassagesPolicy, read_passage_records
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import ShardError
@@ -145,7 +144,7 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
             rows.append(row)
 
     file = unchanged_corpus(shards.folder).file
-    for passage, metadata, extra in read_passage_records(file, _EmptyPassagesPolicy("skip")):
+    for passage, metadata, extra in read_passage_records(file, EmptyPassagesPolicy("skip")):
         record = [*_pairs("", metadata), *_pairs("", extra)]
         if passage.text.strip() or passage.title.strip():
             add(passage.id, record)
@@ -154,13 +153,6 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
     for key, record in empty_passages:  # if no passage with a text has the id, it was encoded under "keep"
         add(key, record)
     return fields
-
-
-class _EmptyPassagesPolicy(Policy):
-    """Leaves bad records out, except passages without title and text."""
-
-    def reject_empty(self, error: DataError) -> None:
-        pass
 
 
 def _pairs(prefix: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

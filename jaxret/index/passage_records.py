@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxret.data.errors import Policy
+from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.format import DataFile
 from jaxret.data.records import Passage
@@ -26,6 +26,13 @@ class PassageRecord(NamedTuple):
     def fields(self) -> dict[str, Any]:
         """All metadata in one object. If a key is in both, `metadata` counts."""
         return {**self.extra, **self.metadata}
+
+
+class EmptyPassagesPolicy(Policy):
+    """Leaves bad records out, except passages without title and text."""
+
+    def reject_empty(self, error: DataError) -> None:
+        pass
 
 
 def has_metadata(source: DataFile) -> bool:

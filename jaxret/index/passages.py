@@ -19,7 +19,7 @@ from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.data.formats.format import DataFile
 from jaxret.data.lines import missing_file_error
 from jaxret.data.records import Passage
-from jaxret.index.passage_records import PassageRecord, has_metadata, read_passage_records
+from jaxret.index.passage_records import EmptyPassagesPolicy, PassageRecord, has_metadata, read_passage_records
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import ShardError, read_shard_json
 from jaxret.index.source import open_source
@@ -96,7 +96,8 @@ class Passages:
         return {key: record.passage for key, record in self.read_records(ids).items()}
 
     def read_records(self, ids: Collection[str]) -> dict[str, PassageRecord]:
-        """Return the records of the passages that `read` returns, by id. Without `metadata` they have only passages."""
+        """Return the records of passages by id. With `metadata`, also those without a text are returned; without it, a
+        record has only its passage."""
         with self._lock:
             while True:
                 self._require_unchanged()
@@ -133,7 +134,7 @@ class Passages:
         """Yield the records of the corpus, or of some of its lines."""
         file = excerpt or self.corpus.file
         if self._metadata and has_metadata(file):
-            return read_passage_records(file, Policy("skip"))
+            return read_passage_records(file, EmptyPassagesPolicy("skip"))
         if excerpt is None:
             passages = self.corpus.read_located()
         else:
@@ -189,7 +190,7 @@ class Passages:
         corpus = replace(self.corpus, file=self._file)
         lines, size = _line_starts(self._file.path)
         columns = array("Q"), array("q")  # 16 bytes for each passage
-        for location, passage in corpus.read_located():
+        for location, passage in corpus.read_located(EmptyPassagesPolicy("skip")):
             columns[0].append(hash_id(passage.id))
             columns[1].append(int(location.line or 0))
         hashes, numbers = np.array(columns[0], np.uint64), np.array(columns[1], np.int64)
@@ -210,12 +211,15 @@ class Passages:
 
 
 def _by_id(records: Iterable[PassageRecord], ids: Collection[str]) -> dict[str, PassageRecord]:
-    """Return the records of passages with these ids. If several passages have the same id, the first is used."""
+    """Return the records of passages with these ids. If several passages have the same id, the first with a text is
+    used; if none has one, it was encoded under "keep"."""
     by_id: dict[str, PassageRecord] = {}
+    empty: dict[str, PassageRecord] = {}
     for record in records:
-        if record.passage.id in ids:
-            by_id.setdefault(record.passage.id, record)
-    return by_id
+        passage = record.passage
+        if passage.id in ids:
+            (by_id if passage.text.strip() or passage.title.strip() else empty).setdefault(passage.id, record)
+    return empty | by_id
 
 
 def unchanged_corpus(folder: Path) -> Corpus:

@@ -142,6 +142,17 @@ def test_passages_without_metadata(run: Run, root: Path, tmp_path: Path) -> None
     assert matching_rows(texts.encoded_corpus, ["n:?"]).tolist() == [0]
 
 
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.json"])  # the second is copied
+def test_a_passage_without_text_has_metadata(name: str, run: Run, tmp_path: Path) -> None:
+    rows = [{"_id": "p0", "text": "", "n": 1}, {"_id": "p1", "text": "river", "n": 2}]
+    (tmp_path / name).write_text(
+        json.dumps(rows) if name == "corpus.json" else "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    texts = encode(run, tmp_path / name, f"keep-{name}", "keep")
+    assert texts.metadata_of_rows(np.array([0, 1])) == [{"n": 1}, {"n": 2}]
+    assert [passage.text for passage in texts.of_rows(np.array([0, 1]))] == ["", "river"]
+
+
 def test_metadata_without_a_folder_that_can_be_written(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
