@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxret.data.chunks import ChunkOptions, split_passage, split_passages
@@ -17,6 +17,7 @@ from jaxret.data.formats.writing import write_records
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Passage
 from jaxret.evaluation.answer_matching import AnswerMatcher
+from jaxret.index.passage_records import EmptyPassagesPolicy, has_metadata, read_passage_records
 
 
 @dataclass
@@ -39,7 +40,8 @@ def open_texts(source: PathLike) -> Corpus | TrainingSource:
 def chunk_data(
     source: Corpus | TrainingSource, out: str, options: ChunkOptions, policy: Policy | None = None
 ) -> ChunkCounts:
-    """Write the chunks of a corpus (a line each: docid, title, text), or training records whose passages are chunks.
+    """Write the chunks of a corpus (a line each: docid, title, text, and the passage's metadata if it has some), or
+    training records whose passages are chunks.
 
     In training records, the chunks of positives that contain an answer become the positives, and all chunks of
     negatives become negatives (MVR, section 5.1). A teacher's scores are not written, because they belong to whole
@@ -72,12 +74,24 @@ def _require_some(source: Corpus | TrainingSource, counts: ChunkCounts) -> None:
 
 
 def _chunk_passages(source: Corpus, policy: Policy, options: ChunkOptions, counts: ChunkCounts) -> Iterator[Passage]:
-    for passage in source.read(policy):
+    for passage in _passages_with_metadata(source, policy):
         counts.records_read += 1
         for chunk in split_passage(passage, options):
             counts.records_written += 1
             yield chunk
     _require_some(source, counts)
+
+
+def _passages_with_metadata(source: Corpus, policy: Policy) -> Iterator[Passage]:
+    passages = source.read(policy)
+    if not has_metadata(source.file):
+        return passages
+    # The records include all passages that `policy` accepts, in the same order.
+    records = read_passage_records(source.file, EmptyPassagesPolicy("skip"))
+    return (
+        replace(passage, metadata=next(record for record in records if record.passage == passage).fields)
+        for passage in passages
+    )
 
 
 def _chunk_examples(

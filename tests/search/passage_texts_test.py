@@ -106,7 +106,7 @@ def test_a_kept_empty_passage_is_read_by_position(root: Path, tmp_path: Path, mo
     for reader in ("read_located", "read"):  # both functions read the whole corpus
         monkeypatch.setattr(Corpus, reader, None)
     assert searcher.texts.read(["p0", "p1"]) == {"p0": Passage("p0", "river"), "p1": Passage("p1", "")}
-    assert searcher.texts.bytes_read == 2 * read < path.stat().st_size / 10
+    assert 2 * read < searcher.texts.bytes_read < path.stat().st_size / 10  # the line of the empty passage is read, too
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

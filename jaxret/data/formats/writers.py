@@ -61,7 +61,13 @@ def record_writer(
 
 def passage_writer(key: str) -> Writer:
     """Return a writer of passages as JSON records, in which `key` is the key of the id."""
-    return record_writer(check_passage, lambda passage: {key: passage.id, "title": passage.title, "text": passage.text})
+    return record_writer(
+        check_passage,
+        lambda passage: (
+            {key: passage.id, "title": passage.title, "text": passage.text}
+            | ({"metadata": dict(passage.metadata)} if passage.metadata else {})
+        ),
+    )
 
 
 def query_writer(key: str, text: str = "text", answers: bool = False) -> Writer:
