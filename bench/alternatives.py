@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from jaxret.models.encoders.architectures.bert import Bert, BertConfig
 from jaxret.models.encoders.attention import gelu
-from jaxret.models.encoders.bert import Bert, BertConfig
 from jaxret.models.encoders.layers import product
 from jaxret.models.encoders.stack import split_layers
 from jaxret.search.backends.top_k import best, highest

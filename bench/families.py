@@ -34,8 +34,8 @@ from jaxret.experiments.run_system import run_system
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.models.encoders.architectures import make_encoder
+from jaxret.models.encoders.architectures.t5 import T5Config
 from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
-from jaxret.models.encoders.t5 import T5Config
 from jaxret.runs.run import Run, open_run
 from jaxret.search.backends.select import select_backend
 from jaxret.search.vectors.exact import search

@@ -79,7 +79,7 @@ def write_models(folder: Path, shard_rows: int) -> None:
 
     from jaxret.configs.minilm import get_config
     from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
-    from jaxret.models.encoders.bert import BertConfig
+    from jaxret.models.encoders.architectures.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
     from jaxret.models.retriever_model import make_retriever_model
     from jaxret.training.loop import train

@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jaxret.models.encoders.bert import Bert, BertConfig, BertLayer
+from jaxret.models.encoders.architectures.bert import Bert, BertConfig, BertLayer
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection

@@ -36,7 +36,7 @@ def make_config(folder: Path) -> Any:
     from jaxret.data.formats import write_beir
     from jaxret.data.records import Judgement, Passage, Query
     from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
-    from jaxret.models.encoders.bert import BertConfig
+    from jaxret.models.encoders.architectures.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
     from jaxret.models.retriever_model import make_retriever_model
 

@@ -26,8 +26,8 @@ from jaxret.configs.base import get_config
 from jaxret.data.formats import Corpus, write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.index.encoding.encode import encode_corpus
-from jaxret.models.encoders.t5 import ARCHITECTURE as T5
-from jaxret.models.encoders.t5 import T5Config
+from jaxret.models.encoders.architectures.t5 import ARCHITECTURE as T5
+from jaxret.models.encoders.architectures.t5 import T5Config
 from jaxret.models.generation.generator_weights import generator_tensors
 from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
 from jaxret.runs.run import Run, open_run

@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 
 from jaxret.configs import base
 from jaxret.models.encoders.architectures import EncoderConfig
-from jaxret.models.encoders.bert import BertConfig
-from jaxret.models.encoders.decoder import DecoderConfig
-from jaxret.models.encoders.modernbert import ModernBertConfig
-from jaxret.models.encoders.t5 import T5Config
+from jaxret.models.encoders.architectures.bert import BertConfig
+from jaxret.models.encoders.architectures.decoder import DecoderConfig
+from jaxret.models.encoders.architectures.modernbert import ModernBertConfig
+from jaxret.models.encoders.architectures.t5 import T5Config
 from jaxret.models.heads import make_head
 from jaxret.models.retriever_model import RetrieverModel, make_retriever_model
 from jaxret.parallel.mesh import make_mesh, shard_batch

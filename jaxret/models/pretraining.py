@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder
-from jaxret.models.encoders.bert import BertConfig, BertLayer, PostNormLayer
+from jaxret.models.encoders.architectures.bert import BertConfig, BertLayer, PostNormLayer
 from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection

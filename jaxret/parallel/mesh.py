@@ -26,9 +26,9 @@ LAYER_PATH = r"\b(?!later_)(\w+_)?layers/"
 # Scanned layers have a leading layer axis. Kernels of layers, and of a head's projection to the vocabulary, are split
 # over "fsdp" by input features, tables by hidden size. Small parameters are replicated. The path of optimizer state
 # contains the parameter's path, so the same rules apply to it. In layers of language models
-# (models/encoders/decoder.py), "tensor" splits the columns of kernels that read hidden states (by heads, or by features
-# of the feed-forward network), and the rows of kernels whose products are added to hidden states. Adapters and biases
-# are split like their kernels.
+# (models/encoders/architectures/decoder.py), "tensor" splits the columns of kernels that read hidden states (by heads,
+# or by features of the feed-forward network), and the rows of kernels whose products are added to hidden states.
+# Adapters and biases are split like their kernels.
 READING, ADDING = r"layers/.*\b(query|key|value|gate|wide)/", r"layers/.*\b(output|narrow)/"
 PARAMETER_RULES: tuple[tuple[str, P], ...] = (
     (READING + r"kernel$", P(None, "fsdp", TENSOR)),

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from jaxret.data.errors import ON_ERROR
 from jaxret.data.tokens.prompts import read_prompts
 from jaxret.models.encoders.architectures import EncoderConfig
-from jaxret.models.encoders.decoder import DecoderConfig
+from jaxret.models.encoders.architectures.decoder import DecoderConfig
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.heads import HEADS
 from jaxret.models.model import Model

@@ -146,7 +146,7 @@ def test_the_start_of_a_search_imports_and_traces_little(root: Path) -> None:
     encode_corpus(run, Corpus.open(root / "data"), "start", progress=False)
     program = """
 import gc, runpy, sys
-from jaxret.models.encoders.bert import Bert, BertLayer
+from jaxret.models.encoders.architectures.bert import Bert, BertLayer
 from jaxret.storage import checkpoint
 calls = []
 def counted(owner, name):

@@ -25,10 +25,10 @@ from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.runs.mismatch import ContractError
 from jaxret.parallel.mesh import make_mesh
 from jaxret.models.encoders.architectures import EncoderConfig
-from jaxret.models.encoders.bert import BertConfig
-from jaxret.models.encoders.decoder import DecoderConfig
+from jaxret.models.encoders.architectures.bert import BertConfig
+from jaxret.models.encoders.architectures.decoder import DecoderConfig
 from jaxret.models.encoders.pretrained import load_pretrained
-from jaxret.models.encoders.t5 import T5Config
+from jaxret.models.encoders.architectures.t5 import T5Config
 from jaxret.models.heads import HEADS
 from jaxret.models.heads.head import NOT_KEYS
 from jaxret.models.retriever_model import make_retriever_model

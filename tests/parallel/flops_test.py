@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.architectures.bert import BertConfig
 from jaxret.parallel import flops
 from jaxret.parallel.mesh import make_mesh, shardings
 from jaxret.plan import hlo

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.architectures.bert import BertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever_model import RetrieverModel, make_retriever_model, with_pretrained

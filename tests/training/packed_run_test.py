@@ -15,7 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jaxret.models.encoders.architectures import make_encoder
-from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.architectures.bert import BertConfig
 from jaxret.models.encoders.pretrained import save_pretrained
 from jaxret.parallel.mesh import make_mesh
 from jaxret.training import prepare

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.encoders import bert
-from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.architectures import bert
+from jaxret.models.encoders.architectures.bert import BertConfig
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.stack import Stack
 from jaxret.parallel.mesh import make_mesh, row_sharding, shardings

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.architectures.bert import BertConfig
 from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.plan.hlo import collectives, parse_hlo
 from jaxret.training.optimizers import make_optimizer

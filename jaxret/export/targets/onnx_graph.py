@@ -2,7 +2,7 @@
 
 It uses opset 17 (LayerNormalization, Erf) and IR 8, which every onnxruntime since 1.14 reads. Slice takes the first
 rows of the table of positions, because Range and Gather pass onnx's checker but fail in onnxruntime. The computation is
-that of `models/encoders/bert.py`, in float32, without dropout.
+that of `models/encoders/architectures/bert.py`, in float32, without dropout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.architectures.bert import BertConfig
 from jaxret.models.encoders.layers import MASKED_LOGIT
 from jaxret.models.encoders.protocol import EncoderConfig
 

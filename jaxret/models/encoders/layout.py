@@ -2,7 +2,8 @@
 
 In both cases, the encoder returns hidden states by text and position. A layer depends on the layout in three ways: the
 tokens that a token may attend to, its position embedding, and its dropout mask. All three depend on the token's text
-and on its position in that text, so packing changes only the order of sums.
+and on its position in that text, so packing changes only the order of sums. So layers take the layout in place of a
+mask: `Stack` applies a layer to its parameters alone, in a loop, and in the last layer the layout is another one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of encoders. An architecture is one file and one line in the table of `architectures.py`."""
+"""The interface of encoders. An architecture is one file and one line in the table `ARCHITECTURES`."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from jaxret.models.encoders import t5
-from jaxret.models.encoders.architectures import StoredTensors, match_tensors, require_stored_sizes, stored_tensors
+from jaxret.models.encoders.architectures import StoredTensors, match_tensors, require_stored_sizes, stored_tensors, t5
 from jaxret.models.encoders.weight_files import open_weights
 from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
 from jaxret.storage.foreign_files import read_settings

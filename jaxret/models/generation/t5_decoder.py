@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from jaxret.models.encoders.architectures.t5 import T5, T5Config, distance_buckets
 from jaxret.models.encoders.attention import ACTIVATIONS, attend, split_heads
 from jaxret.models.encoders.layers import Compute, Dense, ScaledNorm, product, scaled_norm
 from jaxret.models.encoders.selection import Selection
-from jaxret.models.encoders.t5 import T5, T5Config, distance_buckets
 from jaxret.types import Tokens
 
 

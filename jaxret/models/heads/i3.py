@@ -12,7 +12,14 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.models.encoders.bert import ACTIVATIONS, BertConfig, BertLayer, PostNormLayer, bert_dense, bert_norm
+from jaxret.models.encoders.architectures.bert import (
+    ACTIVATIONS,
+    BertConfig,
+    BertLayer,
+    PostNormLayer,
+    bert_dense,
+    bert_norm,
+)
 from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.architectures import make_encoder
-from jaxret.models.encoders.bert import ARCHITECTURE, BertConfig
+from jaxret.models.encoders.architectures.bert import ARCHITECTURE, BertConfig
 from jaxret.models.encoders.pretrained import find_model, save_pretrained
 from jaxret.parallel.progress import print_line
 from jaxret.training.config_sources import training_corpus

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES, make_encoder, read_config, stored_tensors
+from jaxret.models.encoders.architectures.modernbert import ModernBertConfig
 from jaxret.models.encoders.attention import attend, rotate
 from jaxret.models.encoders.layers import Compute
-from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.protocol import ABILITIES, EncoderConfig
 from jaxret.models.encoders.selection import Selection

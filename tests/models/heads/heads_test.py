@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.models.encoders.architectures import make_encoder
-from jaxret.models.encoders.bert import Bert
+from jaxret.models.encoders.architectures.bert import Bert
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads.dual_encoder import DualEncoderHead

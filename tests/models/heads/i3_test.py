@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxret.models.encoders.architectures import make_encoder
-from jaxret.models.encoders.bert import BertAttention, BertLayer
+from jaxret.models.encoders.architectures.bert import BertAttention, BertLayer
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import erf, logsumexp
 
-from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.architectures.bert import BertConfig
 from jaxret.models.pretraining import PretrainingMethod
 from jaxret.types import MaskedTexts
 

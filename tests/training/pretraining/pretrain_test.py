@@ -25,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 from jaxret.configs.base import get_config
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import make_encoder, read_config
-from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.architectures.bert import BertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.pretraining import PRETRAINING_HEAD
 from jaxret.parallel.processes import join_job

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxret.models.encoders.architectures.t5 import T5Config
 from jaxret.models.encoders.layers import Compute
-from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.pretraining import PretrainingMethod, PretrainingModel, PretrainingModule
 from jaxret.parallel.mesh import make_mesh, shard_whole_batch, shardings
 from jaxret.training.pretraining.masked_batches import MaskedBatches

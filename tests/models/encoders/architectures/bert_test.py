@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 from jaxret.configs import base
 from jaxret.models.encoders.architectures import read_config
-from jaxret.models.encoders.bert import Bert, BertConfig
+from jaxret.models.encoders.architectures.bert import Bert, BertConfig
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained, stores_mlm_head
 from jaxret.models.encoders.selection import Selection
 from jaxret.types import HiddenStates, Tokens
 
-GOLDENS = Path(__file__).parents[2] / "goldens"
+GOLDENS = Path(__file__).parents[3] / "goldens"
 TINY = ("tiny_bert", "tiny_distilbert", "tiny_bert_mlm", "tiny_distilbert_mlm", "tiny_roberta", "tiny_xlm_roberta")
 IGNORE = ("pooler", "cls", "vocab_", "lm_head")
 TINY_TOLERANCE = 1e-5  # also between two float32 programs that were compiled differently

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxret.models.encoders import rope
-from jaxret.models.encoders.decoder import GATES
-from jaxret.models.encoders.llama import (
+from jaxret.models.encoders.architectures import rope
+from jaxret.models.encoders.architectures.decoder import GATES
+from jaxret.models.encoders.architectures.llama import (
     BIAS,
     FULL,
     LLAMA_KEYS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from jaxret.models.encoders import bert
+from jaxret.models.encoders.architectures import bert
 from jaxret.models.encoders.attention import ACTIVATIONS
 from jaxret.models.encoders.stored import DROPOUT, LAYER_COUNT, SPREAD, Key, one_of
 

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxret.models.encoders.architectures import make_encoder, read_config
-from jaxret.models.encoders.decoder import DecoderConfig, decoder_constants, rotary_rates, scaled_rates
+from jaxret.models.encoders.architectures.decoder import DecoderConfig, decoder_constants, rotary_rates, scaled_rates
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
 from jaxret.models.encoders.selection import Selection
@@ -24,7 +24,7 @@ from jaxret.models.retriever_model import encoder_config
 from jaxret.types import HiddenStates, Packing, Tokens
 from tests import tiny
 
-GOLDENS = Path(__file__).parents[2] / "goldens"
+GOLDENS = Path(__file__).parents[3] / "goldens"
 KINDS = ("llama", "mistral", "qwen3", "gemma3", "embeddinggemma")
 PLAIN_ROPE = {"theta": 1e4, "rope_type": "default", "rope_factor": 1.0, "rope_high": 4.0, "rope_original": 8192}
 TOLERANCE = 1e-5  # relative to the largest number of a layer, because the residual stream grows

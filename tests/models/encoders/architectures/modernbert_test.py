@@ -15,12 +15,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxret.models.encoders.architectures import make_encoder, read_config
-from jaxret.models.encoders.modernbert import ModernBertConfig
+from jaxret.models.encoders.architectures.modernbert import ModernBertConfig
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained, stores_mlm_head
 from jaxret.models.encoders.selection import Selection
 from jaxret.types import HiddenStates, Tokens
 
-GOLDEN = Path(__file__).parents[2] / "goldens" / "tiny_modernbert"
+GOLDEN = Path(__file__).parents[3] / "goldens" / "tiny_modernbert"
 IGNORE = ("head.", "decoder")
 TOLERANCE = 1e-5  # relative to the largest number of a layer, because the residual stream grows
 

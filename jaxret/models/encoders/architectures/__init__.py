@@ -11,7 +11,17 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from jaxret.models.encoders import bert, decoder, distilbert, gemma3, llama, modernbert, roberta, t5, xlm_roberta
+from jaxret.models.encoders.architectures import (
+    bert,
+    decoder,
+    distilbert,
+    gemma3,
+    llama,
+    modernbert,
+    roberta,
+    t5,
+    xlm_roberta,
+)
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # other modules import this name from here
 from jaxret.models.encoders.stored import Architecture

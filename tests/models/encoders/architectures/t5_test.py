@@ -14,13 +14,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxret.models.encoders.architectures import make_encoder
+from jaxret.models.encoders.architectures.t5 import T5Config, relative_buckets
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
 from jaxret.models.encoders.selection import Selection
-from jaxret.models.encoders.t5 import T5Config, relative_buckets
 from jaxret.types import HiddenStates, Tokens
 
-GOLDENS = Path(__file__).parents[2] / "goldens"
+GOLDENS = Path(__file__).parents[3] / "goldens"
 TINY = ("tiny_t5", "tiny_t5_gated")
 TOLERANCE = 1e-5  # relative to the largest number of a layer, because the residual stream grows
 

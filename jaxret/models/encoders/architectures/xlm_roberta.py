@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxret.models.encoders import roberta
+from jaxret.models.encoders.architectures import roberta
 
 assert roberta.ARCHITECTURE.classifier
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxret.models.encoders.decoder import DecoderConfig
+from jaxret.models.encoders.architectures.decoder import DecoderConfig
 from jaxret.models.encoders.stored import stored_keys
 
 _SCALINGS: dict[str, dict[str, str]] = {  # rope_type -> {key of config.json: field of DecoderConfig}

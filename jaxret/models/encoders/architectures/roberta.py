@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxret.models.encoders import bert
+from jaxret.models.encoders.architectures import bert
 from jaxret.models.encoders.stored import Classifier, Key, at_least, one_of
 
 ARCHITECTURE = replace(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxret.models.encoders import rope
-from jaxret.models.encoders.decoder import Decoder, DecoderConfig
+from jaxret.models.encoders.architectures import rope
+from jaxret.models.encoders.architectures.decoder import Decoder, DecoderConfig
 from jaxret.models.encoders.stored import Architecture, Key, at_least, one_of, stored_keys
 
 FLAG = one_of(False, True)
