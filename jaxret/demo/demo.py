@@ -195,13 +195,7 @@ def change_table(
     p_values = holm([difference.p_permutation for difference in differences])
     header = ["against the row above", "what changed", ROW_MEASURE, "95 %", "p", "significant"]
     rows = [
-        [
-            title,
-            change,
-            *difference.cells,
-            format_p_value(p_value),
-            "yes" if p_value < LEVEL else "no",
-        ]
+        [title, change, *difference.cells, format_p_value(p_value), "yes" if p_value < LEVEL else "no"]
         for title, change, difference, p_value in zip(list(table)[1:], changes, differences, p_values, strict=True)
     ]
     note = (

@@ -27,12 +27,7 @@ class _Hits:
 
     ranks: Sequence[int]  # ranks of the retrieved relevant passages, from 1, ascending
     gains: Sequence[int]  # relevance of these passages
-    ideal: Sequence[int]  # relevance of all relevant passages, descending; never empty
-
-    def cut(self, cutoff: int) -> _Hits:
-        """Return the hits among the first `cutoff` passages; `ideal` is not cut."""
-        count = sum(rank <= cutoff for rank in self.ranks)
-        return _Hits(self.ranks[:count], self.gains[:count], self.ideal)
+    ideal: Sequence[int]  # relevance of all relevant passages, descending; never empty, and not cut
 
 
 def _discounted_gain(gains: Iterable[int], ranks: Iterable[int]) -> float:
@@ -85,9 +80,10 @@ class Measure:
         ideal = sorted((relevance for relevance in grades if relevance >= self.min_relevance), reverse=True)
         if not ideal:
             return 0.0
-        hits = [(rank, relevance) for rank, relevance in relevances if relevance >= self.min_relevance]
-        query_hits = _Hits([rank for rank, _ in hits], [relevance for _, relevance in hits], ideal)
-        return _FORMULAS[self.kind](query_hits.cut(self.cutoff) if self.cutoff else query_hits, self.cutoff)
+        depth = self.cutoff or math.inf
+        hits = [(rank, gain) for rank, gain in relevances if gain >= self.min_relevance and rank <= depth]
+        query_hits = _Hits([rank for rank, _ in hits], [gain for _, gain in hits], ideal)
+        return _FORMULAS[self.kind](query_hits, self.cutoff)
 
 
 def parse_measure(name: str) -> Measure:

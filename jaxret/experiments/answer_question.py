@@ -41,8 +41,7 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     print_ranking(ranking, passages)
     hits = []
     for rank, (key, score) in enumerate(ranking, 1):
-        passage = passages.get(key)  # None if texts cannot be read
-        texts = {"title": passage.title, "text": passage.text} if passage else {"title": None, "text": None}
+        texts = {name: getattr(passages.get(key), name, None) for name in ("title", "text")}  # None: cannot be read
         hits.append({"rank": rank, "id": key, "score": score, **texts})
     emit("hits", question=question, exact=search_kind(searcher).startswith("exact"), seconds=seconds, hits=hits)
 

@@ -344,9 +344,8 @@ def initial_weight_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator
         by_system.setdefault(result.system, {}).setdefault(sha256_json(result.initial_weights), result)
     for by_weights in by_system.values():
         if len(by_weights) > 1:
-            listing = "; ".join(
-                f"{result.path} {_describe_weights(result.initial_weights)}" for result in by_weights.values()
-            )
+            parts = (f"{result.path} {_describe_weights(result.initial_weights)}" for result in by_weights.values())
+            listing = "; ".join(parts)
             yield (
                 "These runs have the same config but started from different weights, so they are not seeds of one "
                 f"system: {listing}."
@@ -359,13 +358,12 @@ def _describe_weights(start: Mapping[str, Any] | None) -> str:
 
 def training_data_note(systems: Mapping[str, Sequence[RunResult]]) -> str:
     """Return a sentence about systems whose runs were trained on different data; "" if no system has such runs."""
-    several = {
-        name: len({sha256_json(result.training_data) for result in results}) for name, results in systems.items()
-    }
-    parts = [f"of {name} ({count} sets for {len(systems[name])} runs)" for name, count in several.items() if count > 1]
-    if not parts:
-        return ""
-    return f"Training data differ between the runs {', '.join(parts)}: deviations include this difference."
+    parts = []
+    for name, results in systems.items():
+        if (count := len({sha256_json(result.training_data) for result in results})) > 1:
+            parts.append(f"of {name} ({count} sets for {len(results)} runs)")
+    sentence = f"Training data differ between the runs {', '.join(parts)}: deviations include this difference."
+    return sentence if parts else ""
 
 
 def require_distinct_runs(results: Sequence[RunResult], named: bool) -> None:

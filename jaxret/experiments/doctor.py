@@ -75,17 +75,14 @@ def check_packages(versions: Mapping[str, str], faiss_problem: str = "") -> Iter
         problem = f"jax and jaxlib must have the same version; pip install --upgrade jaxlib=={versions['jax']}"
         yield Check("jaxlib", f"jax {versions['jax']}, jaxlib {versions['jaxlib']}", problem)
     builds = [name for name in FAISS if name in versions]
-    value = ", ".join(f"{name} {versions[name]}" for name in builds) or "not installed"
+    value, problem = ", ".join(f"{name} {versions[name]}" for name in builds) or "not installed", ""
     if len(builds) > 1:
         problem = "the two overwrite each other; pip uninstall faiss-cpu faiss-gpu, then install one of them"
-        yield Check("FAISS", value, problem, fatal=True)
     elif not builds:
-        yield Check("FAISS", value, "XLA searches; approximate indexes are not available; pip install 'jaxret[faiss]'")
+        problem = "XLA searches; approximate indexes are not available; pip install 'jaxret[faiss]'"
     elif faiss_problem:
         problem = f"it cannot be imported ({faiss_problem}); pip install --force-reinstall {value.split()[0]}"
-        yield Check("FAISS", value, problem, fatal=True)
-    else:
-        yield Check("FAISS", value)
+    yield Check("FAISS", value, problem, bool(problem and builds))
 
 
 def check_backend() -> Check | None:
@@ -111,13 +108,11 @@ def _faiss_problem() -> str:
 def check_devices(backend: str, kinds: list[str], exists: Callable[[str], bool] = os.path.exists) -> Check:
     """Return a check of JAX's devices. It fails if JAX uses the CPU although files of accelerators exist."""
     value = f"{len(kinds)} x {kinds[0]} ({backend})"
-    if backend == "cpu":
-        for files, name, remedy in (
-            (GPU_FILES, "GPU", "pip install -r requirements-gpu.txt in a fresh environment, or unset JAX_PLATFORMS"),
-            (TPU_FILES, "TPU", "pip install -r requirements-tpu.txt, or unset JAX_PLATFORMS"),
-        ):
-            if any(exists(file) for file in files):
-                return Check("devices", value, f"there is a {name} that JAX does not use; {remedy}", fatal=True)
+    environments = {"GPU": "requirements-gpu.txt in a fresh environment", "TPU": "requirements-tpu.txt"}
+    for files, name in ((GPU_FILES, "GPU"), (TPU_FILES, "TPU")) if backend == "cpu" else ():
+        if any(map(exists, files)):
+            remedy = f"pip install -r {environments[name]}, or unset JAX_PLATFORMS"
+            return Check("devices", value, f"there is a {name} that JAX does not use; {remedy}", fatal=True)
     if backend != "cpu" and find_chip(kinds[0]) is None:
         return Check("devices", value, "mfu is not printed; add the rates of this chip to jaxret/parallel/chips.py")
     return Check("devices", value)

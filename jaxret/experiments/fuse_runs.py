@@ -52,13 +52,16 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     _check_output(job, [*sources, *([("the judgements", judged.data)] if judged else [])])
     evaluation_queries = read_evaluation_queries(job.source, Policy()) if job.source else None
     runs = [_read_rankings(source, job.removes_self_matches) for source in job.rankings]
-    _report_missing(job.runs, runs)
+    queries = set().union(*runs)
+    for name, run in zip(job.runs, runs, strict=True):
+        if count := len(queries - run.keys()):
+            print(f"{name} has no ranking for {count:,} of {len(queries):,} queries")
     weights, tuning_record = _tuned_on_runs(job, judged) if judged else (_given_weights(job), dict[str, Any]())
     rankings = fuse(runs, job.method, weights, job.k)
     names = [Path(run).stem for run in job.runs]
     if len(set(names)) < len(names):  # files of one name in several folders
         names = list(job.runs)
-    files = {shown_message(str(run)): sha256_file(file) for run in job.rankings for file in run.files}
+    files = {shown_message(str(source)): sha256_file(file) for source in job.rankings for file in source.files}
     provenance = {"runs": files, "weights": list(weights), **tuning_record}
     return _write_fusion(job, dict(zip(names, runs, strict=True)), rankings, provenance, evaluation_queries)
 
@@ -136,14 +139,6 @@ def _read_rankings(source: RankingSource, remove: bool) -> Rankings:
     if rankings := source.read():
         return without_self_matches(rankings, max(map(len, rankings.values()))) if remove else rankings
     raise Location(source.files[0]).error("empty run", "it has no rankings", "give a run with rankings")
-
-
-def _report_missing(names: Sequence[str], runs: Sequence[Rankings]) -> None:
-    """Print for each run the number of queries that it does not have and another run has."""
-    queries = set().union(*runs)
-    for name, run in zip(names, runs, strict=True):
-        if count := len(queries - run.keys()):
-            print(f"{name} has no ranking for {count:,} of {len(queries):,} queries")
 
 
 def _check_files(job: FuseJob) -> None:

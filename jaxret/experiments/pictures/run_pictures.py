@@ -77,9 +77,8 @@ def metric_picture(runs: Runs, name: str) -> Figure:
     metrics = {
         run: [read_metrics(member) for member in members if member.metrics.exists()] for run, members in runs.items()
     }
-    curves = _curves(metrics, name)
     figure, (ax,) = new_picture()
-    _draw_metric(ax, curves, name)
+    _draw_metric(ax, _curves(metrics, name), name)
     use_whole_numbers(ax)
     return add_legend(figure, ax)
 
@@ -91,8 +90,7 @@ def annealing_picture(runs: Runs) -> Figure:
     for number, (name, members) in enumerate(runs.items()):
         for kind, dash in (("temperature", "-"), ("local_temperature", (0, (5, 2)))):
             steps, values = temperatures(members[0], kind)
-            label = name if len(runs) > 1 else None
-            label = f"{label}: {kind.replace('_', ' ')}" if label else kind.replace("_", " ")
+            label = (f"{name}: " if len(runs) > 1 else "") + kind.replace("_", " ")
             colour = COLOURS[(number if len(runs) > 1 else number + (kind != "temperature")) % len(COLOURS)]
             ax.step(steps, values, where="post", color=colour, linestyle=dash, label=label_text(label))
     ax.set_xlabel("step")
@@ -171,9 +169,8 @@ def domain_picture(runs: Runs, x: Sequence[str], y: Sequence[str], measures: Seq
         look = line_style(number)
         if len(members) > 1:
             x_error, y_error = (float(np.std(column, ddof=1)) for column in columns)
-            ax.errorbar(
-                means[0], means[1], y_error, x_error, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5
-            )
+            x_mean, y_mean = means
+            ax.errorbar(x_mean, y_mean, y_error, x_error, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5)
         ax.plot(*means, color=look["color"], marker=look["marker"], linestyle="none", markersize=7)
         ax.annotate(label_text(name), (means[0], means[1]), xytext=(7, 5), textcoords="offset points", fontsize=9)
     ax.margins(0.2)
@@ -215,9 +212,8 @@ def _draw_metric(ax: Axes, curves: Mapping[str, Sequence[tuple[list[float], list
         look = line_style(number)
         for index, (steps, values) in enumerate(lines):
             marker = {} if len(steps) <= _MARKERS_UP_TO else {"marker": ""}
-            ax.plot(
-                steps, values, label=label_text(label) if index == 0 else None, **{**look, "markersize": 3.5, **marker}
-            )
+            text = label_text(label) if index == 0 else None
+            ax.plot(steps, values, label=text, **{**look, "markersize": 3.5, **marker})
     ax.set_xlabel("step")
     if name == "learning_rate":
         ax.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
@@ -238,9 +234,8 @@ def _read_diversity(run: Workdir, data: str) -> dict[str, Any]:
 
 def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str) -> Figure:
     """Return bars for each vector, side by side for the names. Several runs of a name give a mean and a deviation."""
-    vectors = sorted(
-        {vector for members in values.values() for run_values in members for vector in run_values}, key=_natural_key
-    )
+    names = {vector for members in values.values() for run_values in members for vector in run_values}
+    vectors = sorted(names, key=_natural_key)
     figure, (ax,) = new_picture(height=max(HEIGHT * 0.85, 1.2 + 0.24 * len(vectors) * max(1, len(values) * 0.7)))
     size = 0.8 / len(values)
     for number, (name, members) in enumerate(values.items()):
@@ -252,9 +247,7 @@ def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str)
             ax.errorbar(means, rows, xerr=table.std(axis=0, ddof=1), fmt="none", ecolor=INK, elinewidth=1, capsize=2)
         for row, mean in zip(rows, means, strict=True):
             if np.isfinite(mean):
-                ax.annotate(
-                    f"{mean:.3f}", (mean, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
-                )
+                ax.annotate(f"{mean:.3f}", (mean, row), (4, 0), textcoords="offset points", va="center", fontsize=8)
     ax.set_yticks(range(len(vectors)), map(label_text, vectors))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)

@@ -6,6 +6,7 @@ encoder that ends there. If a passage has several layers, the query has the last
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -114,19 +115,15 @@ def rank_measures(scores: np.ndarray, relevance: np.ndarray) -> tuple[np.ndarray
 
 def single_layer_choices(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
     """Yield every single layer from 0 to `layers`, with every token, as cosines and as dot products."""
-    for normalize in (True, False):
-        for token in tokens:
-            for layer in range(layers + 1):
-                yield Choice((layer,), token, normalize)
+    for normalize, token, layer in itertools.product((True, False), tokens, range(layers + 1)):
+        yield Choice((layer,), token, normalize)
 
 
 def layer_pair_choices(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
     """Yield every layer, 0 included, together with the last one, by maximum and by average."""
-    for normalize in (True, False):
-        for token in tokens:
-            for pooling in ("none", "average"):
-                for layer in range(layers):
-                    yield Choice((layer, layers), token, normalize, pooling)
+    axes = (True, False), tokens, ("none", "average"), range(layers)
+    for normalize, token, pooling, layer in itertools.product(*axes):
+        yield Choice((layer, layers), token, normalize, pooling)
 
 
 def fit_weights(data: ProbeData, token: str, normalize: bool, queries: np.ndarray) -> Choice:

@@ -43,10 +43,8 @@ def cost_picture(points: Mapping[str, tuple[float, float]], axes: tuple[str, str
     figure, (ax,) = new_picture()
     costs = [cost for cost, _ in points.values()]
     for number, (name, place) in enumerate(points.items()):
-        look = line_style(number)
-        ax.plot(
-            *place, color=look["color"], marker=look["marker"], linestyle="none", markersize=8, label=label_text(name)
-        )
+        look = {**line_style(number), "linestyle": "none"}
+        ax.plot(*place, **look, markersize=8, label=label_text(name))
     if min(costs) > 0 and max(costs) / min(costs) >= _LOG_FROM:
         use_log_axis(ax, max(costs) / min(costs))
     ax.margins(0.15)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats import RankingSource
 from jaxret.data.records import Passage, Query
 from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.experiments.report.run_files import ComparedSet, RunFiles
@@ -82,19 +81,6 @@ def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
             return [shards.folder for shards in encoded_corpus.shards]
     manifests = sorted(run.workdir.path.glob(f"bm25/*/{BM25_MANIFEST}"))
     return [path.parent for path in manifests if read_json(path).get("corpus") == corpus][:1]
-
-
-def read_rankings(run: RunFiles, result: str, queries: Iterable[str], depth: int) -> dict[str, list[tuple[str, float]]]:
-    """Return query id -> its first passages with scores. Raises FileNotFoundError if the run has no file of rankings.
-
-    Args:
-        run: the run whose file is read.
-        result: name of the data set.
-        queries: ids of the queries.
-        depth: largest number of passages of a query.
-    """
-    rankings = RankingSource.open(run.workdir.rankings(result)).read()
-    return {query: list(rankings.get(query, ())[:depth]) for query in queries}
 
 
 def winning_vectors(
