@@ -223,15 +223,23 @@ def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format],
     else:
         remedy = f"the nearest is {nearest.title}: {nearest.description} ({nearest.name}:PATH forces it)"
     tuples = FORMATS_BY_NAME["st.tuples"]
-    if tuples in formats and _has_several_texts(sample):
-        remedy += f"; {tuples.name}:PATH reads texts in the order of their keys: query, positive, negatives"
+    if tuples in formats and _has_several_texts(path, sample):
+        if sample.records:
+            remedy += f"; {tuples.name}:PATH reads the columns in their order: {tuples.column_roles(sample)}"
+        else:
+            remedy += (
+                "; pairs and triples of texts must be CSV (commas, names of columns in the first line) or JSON lines"
+            )
     return location.error("unknown format", problem, remedy)
 
 
-def _has_several_texts(sample: FileSample) -> bool:
-    """Return whether the first record has two values of several words, as a query with a passage."""
-    values = sample.records[0].values() if sample.records else ()
-    return sum(isinstance(value, str) and len(value.split()) > 1 for value in values) > 1
+def _has_several_texts(path: Path, sample: FileSample) -> bool:
+    """Return whether the first record, or a row of a table, has two values of several words, as a query with a passage.
+    Return True for a table that is called .csv."""
+    rows = [sample.records[0].values()] if sample.records else sample.rows
+    return (not sample.records and ".csv" in path.suffixes) or any(
+        sum(isinstance(value, str) and len(value.split()) > 1 for value in row) > 1 for row in rows
+    )
 
 
 _NONE_NEAR = "no format is near; docs/data.md lists all formats, and FORMAT:PATH forces one"

@@ -272,6 +272,8 @@ def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path
             r"8 columns .*tabs.*; .*docs/data.md",
         ),
         ("some words of prose, which are not data at all\n", "", r"no format is near; docs/data.md lists"),
+        (records({"n": "7", "a": "a river?", "b": "a stone."}), "examples", r"query 'n', positive 'a', negatives 'b'$"),
+        (table("question | answer", "a river? | a stone."), "examples", r"texts must be CSV \(commas"),
         ("q1 Q0 p1 1 2.5\n", "", r"5 .*; .*nearest .*(TREC run|qrels)"),
         (records({"body": "b"}), "", r"keys 'body'; no format is near"),
         ("\0".join("id\ttext\n"), "", r"UTF-16; convert .*UTF-8 \(iconv -f utf-16 -t utf-8\)"),
@@ -348,7 +350,7 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
     said = "sentence-transformers tuples, as st.tuples: says"
     assert str(detect(f"st.tuples:{path}")) == f"{said}, query 'premise_text', positive 'other'"
     path.write_text(records({"bad": "a b", "good": "c d", "ask": "e f"}))
-    with pytest.raises(DataError, match=r"st\.tuples:PATH .*: query, positive, negatives$"):
+    with pytest.raises(DataError, match=r"st\.tuples:PATH .*: query 'bad', positive 'good'"):
         detect(path)
     assert str(detect(f"st.tuples:{path}")).endswith(", query 'bad', positive 'good', negatives 'ask'")
     path.write_text(records({"negative": "a b", "positive": "c d", "query": "e f"}))
