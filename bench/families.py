@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from jaxret.configs.minilm import get_config
 from jaxret.data.formats import Corpus, QuerySource
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.run_system import run_system
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.run_system import run_system
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.models.encoders.architectures import make_encoder

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from jaxret.data.formats import Corpus, Policy
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import paired_comparison
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.run_system import MEASURES, run_system
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.run_system import MEASURES, run_system
 from jaxret.search.bm25 import BM25
 
 TITLES = {"dual_encoder": "dual encoder", "mlr": "MLR {4,6} self-contrastive"}

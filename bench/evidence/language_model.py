@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.evidence.claims import CONTRASTIVE, Claim, layers
 from bench.evidence.table import judged, row_of, to_markdown
 from jaxret.data.formats import Corpus
-from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.storage.atomic import atomic_write, read_json, sha256_json, write_json
 from jaxret.storage.transaction import new_folder
 
@@ -129,8 +129,8 @@ def result_path(folder: Path, name: str, seed: int) -> Path:
 def train_and_measure(folder: Path, name: str, seed: int) -> None:
     """Train, encode and search; write the values of every question."""
     from jaxret.configs.base import get_config
-    from jaxret.experiments.evaluation_options import EvaluationOptions
-    from jaxret.experiments.search_files import search_files
+    from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+    from jaxret.experiments.searches.search_files import search_files
     from jaxret.index.encoding.encode import encode_corpus
     from jaxret.runs.run import open_run
     from jaxret.training.loop import train

@@ -27,8 +27,8 @@ from bench.evidence.claims import (
     Train,
 )
 from jaxret.evaluation.comparison import MeasureValues
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.storage.atomic import atomic_write, sha256_json, write_json
 from jaxret.storage.transaction import new_folder
 
@@ -158,7 +158,7 @@ def train_and_measure(work: Work, name: str, step: Train, seed: int) -> MeasureV
     """Train, encode and search; return measure -> question id -> value."""
     from jaxret.configs.minilm import get_config
     from jaxret.data.formats import Corpus
-    from jaxret.experiments.search_files import search_files
+    from jaxret.experiments.searches.search_files import search_files
     from jaxret.index.encoding.encode import encode_corpus
     from jaxret.runs.run import open_run
     from jaxret.training.loop import train

@@ -8,7 +8,7 @@ rerank, fuse and mine.
 
 from jaxret.cli.flags import OptionFlags, define_flag
 from jaxret.configs import shared_options
-from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
 from jaxret.search.bm25_settings import BM25Settings
 
 _WORKDIR = define_flag(
@@ -26,8 +26,8 @@ _EVALUATION = OptionFlags(EvaluationOptions, k=_K, measures=_MEASURES)
 
 def main() -> None:
     from jaxret.data.formats import Corpus
-    from jaxret.experiments.evaluation_queries import EvaluationSource
-    from jaxret.experiments.search_bm25 import search_bm25
+    from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+    from jaxret.experiments.searches.search_bm25 import search_bm25
 
     if not _QUERIES.value:
         raise ValueError("give --queries (a folder or file with queries)")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from jaxret.cli.app import describe_error
 from jaxret.data.records import Query
-from jaxret.experiments.answer_question import describe_passages, show_answer
+from jaxret.experiments.searches.answer_question import describe_passages, show_answer
 from jaxret.index.shards import ShardError
 from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import ContractError

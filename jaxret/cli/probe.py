@@ -25,8 +25,8 @@ _CHECKPOINT = define_flag(shared_options.checkpoint())
 
 def main(data: str) -> None:
     from jaxret.data.formats import Corpus
-    from jaxret.experiments.evaluation_queries import EvaluationSource
     from jaxret.experiments.probe.probe_report import report_probe
+    from jaxret.experiments.searches.evaluation_queries import EvaluationSource
     from jaxret.export.import_model import make_run
     from jaxret.parallel.events import emit, without_events
     from jaxret.runs.run import open_run

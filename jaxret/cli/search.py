@@ -12,7 +12,7 @@ import sys
 
 from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
-from jaxret.experiments.search_job import SearchJob
+from jaxret.experiments.searches.search_job import SearchJob
 
 _JOB = OptionFlags(SearchJob)
 
@@ -22,6 +22,6 @@ def main() -> None:
     if job.query is not None:  # garbage collection would take a tenth of the time of one answer
         gc.disable()
     from jaxret.cli.interactive import interact
-    from jaxret.experiments.run_search import run_search
+    from jaxret.experiments.searches.run_search import run_search
 
     run_search(job, interact, shared_flags.of_job(sys.modules[__name__]))

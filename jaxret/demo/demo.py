@@ -26,11 +26,11 @@ from jaxret.evaluation.evaluation_report import emit_table, evaluation_markdown,
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import LEVEL, holm, paired_comparison
 from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
-from jaxret.experiments.answer_question import print_ranking
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.report.report_options import ReportOptions
 from jaxret.experiments.report.write_report import write_report
-from jaxret.experiments.run_system import MEASURES, run_system
+from jaxret.experiments.searches.answer_question import print_ranking
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.run_system import MEASURES, run_system
 from jaxret.experiments.vector_diversity import JudgedSource, report_diversity
 from jaxret.parallel.events import emit
 from jaxret.runs.run import open_run

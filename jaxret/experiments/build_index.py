@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.data.formats import Policy
-from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource, read_evaluation_queries
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.shards import ShardError

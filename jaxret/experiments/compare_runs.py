@@ -17,7 +17,7 @@ from jaxret.evaluation.comparison_table import csv_table, latex_table, sets_tabl
 from jaxret.evaluation.metrics import MEASURE_KINDS, parse_measure
 from jaxret.evaluation.significance import RESAMPLES
 from jaxret.evaluation.text_table import aligned_table, markdown_table
-from jaxret.experiments.evaluation_measures import is_accuracy
+from jaxret.experiments.searches.evaluation_measures import is_accuracy
 from jaxret.parallel.events import emit
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.identity import RUN_KEYS, trained_on, without_seeds

@@ -12,7 +12,7 @@ from jaxret.configs.options import option
 
 if TYPE_CHECKING:
     from jaxret.data.formats.rankings import RankingSource
-    from jaxret.experiments.evaluation_queries import EvaluationSource
+    from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 
 
 def parse_weights(texts: Sequence[str]) -> tuple[float, ...]:
@@ -61,7 +61,7 @@ class FuseJob:
     def source(self) -> EvaluationSource | None:
         """The queries of the evaluation and their judgements; None without queries. Raises DataError if a source is
         missing."""
-        from jaxret.experiments.evaluation_queries import EvaluationSource  # slow: it imports all formats
+        from jaxret.experiments.searches.evaluation_queries import EvaluationSource  # slow: it imports all formats
 
         return EvaluationSource.open(self.queries, self.qrels, self.split) if self.queries else None
 

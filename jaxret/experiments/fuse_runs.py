@@ -19,10 +19,10 @@ from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.evaluation.self_matches import without_self_matches
-from jaxret.experiments.evaluate_search import evaluation_path, write_measures
-from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.experiments.fuse_job import FuseJob
 from jaxret.experiments.open_systems import is_system_folder, open_systems
+from jaxret.experiments.searches.evaluate_search import evaluation_path, write_measures
+from jaxret.experiments.searches.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.index.source import encoded_sources
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem, SystemWithoutSelfMatches
 from jaxret.storage.atomic import sha256_file, sha256_json

@@ -12,7 +12,7 @@ from jaxret.configs.options import given_fields, option
 if TYPE_CHECKING:
     from jaxret.data.formats import Corpus
     from jaxret.data.formats.rankings import RankingSource
-    from jaxret.experiments.evaluation_queries import EvaluationSource
+    from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 
 # Fields for reranking and evaluating a run, which `train` does not use.
 OF_RUNS = ("queries", "corpus", "qrels", "measures", "self_matches", "k", "tail", "match", "latency")
@@ -70,7 +70,7 @@ class RerankRequest:
     @cached_property
     def source(self) -> EvaluationSource:
         """The queries of the run, and judgements for its evaluation. Raises DataError if they are missing."""
-        from jaxret.experiments.evaluation_queries import EvaluationSource  # slow: it imports all formats
+        from jaxret.experiments.searches.evaluation_queries import EvaluationSource  # slow: it imports all formats
 
         return EvaluationSource.open(self.queries, self.qrels, self.split or "test")
 

@@ -16,10 +16,15 @@ from jaxret.evaluation.answer_matching import check_answers
 from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
-from jaxret.experiments.evaluate_search import answer_accuracies, evaluation_path, require_answers, write_measures
-from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
-from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.experiments.rerank_request import RerankRequest
+from jaxret.experiments.searches.evaluate_search import (
+    answer_accuracies,
+    evaluation_path,
+    require_answers,
+    write_measures,
+)
+from jaxret.experiments.searches.evaluation_measures import MeasureNames, choose_measures
+from jaxret.experiments.searches.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.parallel.progress import print_line
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly

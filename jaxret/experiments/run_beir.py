@@ -17,12 +17,12 @@ from jaxret.data.formats.set_folders import SetFolders, list_sets, unjudged_memb
 from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob, split_column
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.reproduce.papers import paper_means
-from jaxret.experiments.search_bm25 import search_bm25
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_bm25 import search_bm25
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.parallel.events import emit

@@ -16,7 +16,7 @@ from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.diversity import Diversity, diversity
-from jaxret.experiments.evaluation_queries import EvaluationSource, require_same_dataset
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource, require_same_dataset
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever_model import RetrieverModel
 from jaxret.parallel.events import emit

@@ -300,7 +300,7 @@ import importlib, sys
 from absl import flags
 import jaxret.__main__, train, encode, search
 import jaxret.experiments.explain_request, jaxret.experiments.rerank_request
-import jaxret.experiments.search_job, jaxret.index.encoding.encode_request
+import jaxret.experiments.searches.search_job, jaxret.index.encoding.encode_request
 for verb in jaxret.__main__.VERBS:
     importlib.import_module(f"jaxret.cli.{verb.replace(' ', '_')}")
     for name in list(flags.FLAGS):  # two verbs in one process may call a flag the same

@@ -14,7 +14,7 @@ from jaxret.cli import interactive
 from jaxret.cli.interactive import interact
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
-from jaxret.experiments.answer_question import show_answer
+from jaxret.experiments.searches.answer_question import show_answer
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import Run

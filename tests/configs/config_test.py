@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 
 from jaxret.data.formats import Corpus
 from jaxret.configs import NOT_CONFIGS, load_config, load_stages
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.runs.mismatch import ContractError
 from jaxret.parallel.mesh import make_mesh
 from jaxret.models.encoders.architectures import EncoderConfig
@@ -35,7 +35,7 @@ from jaxret.models.retriever_model import make_retriever_model
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.mining.keywords import write_keywords
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.training import loop
 from jaxret.training import prepare
 from jaxret.training.config_check import check_config, check_text_lengths

@@ -10,12 +10,12 @@ import pytest
 
 import jaxret
 from jaxret.data.formats import Corpus
-from jaxret.experiments.answer_question import show_answer
 from jaxret.experiments.build_index import index_corpus
 from jaxret.experiments.compare_runs import compare_runs
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.answer_question import show_answer
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.encoding.encode_options import EncodeOptions

@@ -16,11 +16,11 @@ from jaxret.data.formats import Corpus, DataError, QuerySource, RankingSource, w
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.fusion import fuse
 from jaxret.experiments.compare_runs import compare_runs
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.fuse_job import FuseJob
 from jaxret.experiments.fuse_runs import fuse_runs
-from jaxret.experiments.search_bm25 import search_bm25
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_bm25 import search_bm25
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.run import open_run
 from jaxret.search.bm25 import BM25

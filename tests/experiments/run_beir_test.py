@@ -22,8 +22,6 @@ from jaxret.data.formats import Corpus, DataSource
 from jaxret.data.formats.set_folders import list_sets
 from jaxret.experiments import run_beir as beir_module
 from jaxret.experiments.beir_job import BeirJob
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.experiments.run_beir import (
     beir_table,
@@ -35,7 +33,9 @@ from jaxret.experiments.run_beir import (
     read_columns,
     unjudged_sets,
 )
-from jaxret.experiments.search_bm25 import search_bm25
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_bm25 import search_bm25
 from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.storage.atomic import read_json, write_json

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, processors
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.export.compare_original import compare_with_original, sample_texts
 from jaxret.export.import_model import import_model
 from jaxret.export.import_options import ImportOptions

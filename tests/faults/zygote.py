@@ -149,7 +149,7 @@ def run(script: str) -> int:
 def main() -> None:
     import transformers
 
-    import jaxret.experiments.search_files
+    import jaxret.experiments.searches.search_files
     import jaxret.index.encoding.encode
     import jaxret.training.loop  # noqa: F401
 

@@ -15,8 +15,8 @@ from jaxret.configs import change_config, find_config, load_config
 from jaxret.data.formats import parse_source
 from jaxret.evaluation.metrics import parse_measure
 from jaxret.experiments.compare_runs import split_argument
-from jaxret.experiments.evaluation_measures import choose_measures
-from jaxret.experiments.search_job import parse_sizes
+from jaxret.experiments.searches.evaluation_measures import choose_measures
+from jaxret.experiments.searches.search_job import parse_sizes
 from jaxret.experiments.sweeps.grid import read_grid
 from jaxret.index.parts_list import CorpusPart, part_name, read_parts, write_parts
 from jaxret.index.shards import ShardError

@@ -14,9 +14,9 @@ import pytest
 
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.encoding.encode_options import EncodeOptions

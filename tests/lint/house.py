@@ -146,7 +146,7 @@ TESTED_ELSEWHERE = {
     "jaxret/data/formats/sources.py",
     "jaxret/data/formats/trec.py",
     "jaxret/data/lines.py",
-    "jaxret/experiments/evaluate_search.py",
+    "jaxret/experiments/searches/evaluate_search.py",
     "jaxret/experiments/pictures/run_pictures.py",
     "jaxret/experiments/probe/probe_report.py",
     "jaxret/experiments/recipes/check_recipe.py",

@@ -18,12 +18,12 @@ from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import TASK
 from jaxret.evaluation.answer_matching import has_answer
 from jaxret.evaluation.metrics import evaluate
-from jaxret.experiments.answer_question import print_ranking, show_answer
-from jaxret.experiments.evaluation_measures import measures_for
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.explain import explain, open_as_encoded, stored_passage
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.answer_question import print_ranking, show_answer
+from jaxret.experiments.searches.evaluation_measures import measures_for
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.encoding.encode import encode_corpus

@@ -12,9 +12,9 @@ from jaxret.data.formats import Corpus, DataSource, JudgementSource
 from jaxret.data.formats.build_data_set import build_data_set
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.search_bm25 import search_bm25
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_bm25 import search_bm25
 from jaxret.export.export import export
 from jaxret.export.import_model import import_model
 from jaxret.runs.run import open_run

@@ -9,10 +9,10 @@ from ml_collections import ConfigDict
 
 from jaxret.configs import load_config
 from jaxret.data.formats import Corpus, DataError
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, complete_evaluation
 from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 from jaxret.experiments.recipes.stages import referenced_files
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.training.config_sources import validation_corpus
 from tests.pipeline import write_data
 

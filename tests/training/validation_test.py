@@ -17,9 +17,9 @@ from jaxret.data.formats import Corpus, RankingSource, TrainingSource, write_bei
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.training import data_warnings

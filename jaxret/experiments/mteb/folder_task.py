@@ -11,7 +11,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from jaxret.data.errors import Policy
 from jaxret.data.formats import Corpus
 from jaxret.evaluation.self_matches import has_passages_as_queries
-from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.storage.atomic import sha256_json, sha256_json_lists
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxret.data.formats import Corpus
 from jaxret.evaluation.text_table import aligned_table
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.mteb.mteb_request import MtebRequest
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.parallel.events import emit
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import atomic_write

@@ -15,7 +15,6 @@ from jaxret.data.formats import Corpus
 from jaxret.evaluation.comparison import format_p_value
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.config_values import flag_text
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.pictures.canvas import (
     NO_MATPLOTLIB,
     add_legend,
@@ -29,6 +28,7 @@ from jaxret.experiments.probe.layer_quality import NDCG, RECALL, Choice, Quality
 from jaxret.experiments.probe.layer_vectors import TOKEN_TITLES
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.run_probe import Finding, Probe, probe_layers
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.experiments.vector_diversity import JudgedSource, has_several_vectors, report_diversity
 from jaxret.models.heads.head import TOKENS
 from jaxret.parallel.events import emit

@@ -13,12 +13,6 @@ import numpy as np
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Passage
 from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison
-from jaxret.experiments.evaluation_queries import (
-    EvaluationQueries,
-    EvaluationSource,
-    read_evaluation_queries,
-    require_same_dataset,
-)
 from jaxret.experiments.probe.layer_quality import (
     ProbeData,
     Quality,
@@ -28,6 +22,12 @@ from jaxret.experiments.probe.layer_quality import (
 )
 from jaxret.experiments.probe.layer_vectors import encode_layers
 from jaxret.experiments.probe.probe_options import ProbeOptions
+from jaxret.experiments.searches.evaluation_queries import (
+    EvaluationQueries,
+    EvaluationSource,
+    read_evaluation_queries,
+    require_same_dataset,
+)
 from jaxret.runs.run import Run
 
 

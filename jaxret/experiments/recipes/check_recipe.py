@@ -16,11 +16,11 @@ from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.data_source import DataSource
 from jaxret.data.libraries.named import is_named
 from jaxret.evaluation.answer_matching import check_answers
-from jaxret.experiments.evaluate_search import require_answers
-from jaxret.experiments.evaluation_measures import choose_measures
-from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
 from jaxret.experiments.recipes.evaluation_request import EvaluationRequest
 from jaxret.experiments.recipes.stages import TRAINING_DATA, Stage
+from jaxret.experiments.searches.evaluate_search import require_answers
+from jaxret.experiments.searches.evaluation_measures import choose_measures
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource, read_evaluation_queries
 from jaxret.experiments.teachers import check_teacher, require_passages
 from jaxret.index.encoding.encode import corpus_name
 from jaxret.mining.mining_job import require_meaning

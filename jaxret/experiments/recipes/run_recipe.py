@@ -21,13 +21,13 @@ from jaxret.data.formats.sources import TrainingSource
 from jaxret.data.lines import find_file
 from jaxret.evaluation.evaluation_report import emit_table, evaluation_markdown, evaluation_text, read_evaluation
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.experiments.evaluation_measures import choose_measures
-from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe, on_error_of
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.recipes.stages import TRAINING_DATA, Stage, referenced_files
 from jaxret.experiments.score_examples import score_examples
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.evaluation_measures import choose_measures
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.experiments.teachers import open_teacher, teacher_files
 from jaxret.index.encoding.encode import corpus_name, encode_corpus
 from jaxret.index.parts_list import read_parts

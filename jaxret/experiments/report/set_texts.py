@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxret.data.errors import Policy
 from jaxret.data.records import Passage, Query
-from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.experiments.report.run_files import ComparedSet, RunFiles
+from jaxret.experiments.searches.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.passages import Passages
 from jaxret.runs.mismatch import ContractError

@@ -17,9 +17,9 @@ from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.reproduce.commands import Reproduction, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolve_row
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.experiments.vector_diversity import JudgedSource, diversity_path, read_diversity
 from jaxret.mining.mining_job import MiningJob, parents_path, require_same_sources
 from jaxret.mining.mining_settings import MiningSettings

@@ -33,16 +33,16 @@ from jaxret.data.formats.convert import convert_data
 from jaxret.data.formats.example_writers import write_tevatron_examples, write_tevatron_id_examples
 from jaxret.data.records import Query
 from jaxret.experiments.chunk_data import chunk_data, open_texts
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.fuse_job import FuseJob
 from jaxret.experiments.fuse_runs import fuse_runs
 from jaxret.experiments.rerank import rerank as rerank_run
 from jaxret.experiments.rerank_request import RerankRequest
-from jaxret.experiments.run_search import run_search
-from jaxret.experiments.search_bm25 import search_bm25
-from jaxret.experiments.search_files import search_files
-from jaxret.experiments.search_job import SearchJob
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.run_search import run_search
+from jaxret.experiments.searches.search_bm25 import search_bm25
+from jaxret.experiments.searches.search_files import search_files
+from jaxret.experiments.searches.search_job import SearchJob
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.mining.generate_queries import generate_queries
 from jaxret.mining.generation_options import GenerationOptions
@@ -101,7 +101,7 @@ SOURCE_DOORS = {
     "experiments/run_beir.py": "the sets of a folder are listed here",
     "experiments/chunk_data.py": "the source is a corpus or training records",
     "experiments/build_index.py": "the queries of the options",
-    "experiments/evaluation_queries.py": "an evaluation opens its queries and judgements",
+    "experiments/searches/evaluation_queries.py": "an evaluation opens its queries and judgements",
     "experiments/fuse_job.py": "the paths of a request",
     "experiments/fuse_runs.py": "the paths of a request",
     "experiments/mteb/run_mteb.py": "the tasks that are folders are found here",
@@ -112,7 +112,7 @@ SOURCE_DOORS = {
     "experiments/reproduce/run_row.py": "the flags of a command are read here",
     "experiments/rerank.py": "the paths of a request",
     "experiments/rerank_request.py": "the paths of a request",
-    "experiments/search_job.py": "the paths of a request",
+    "experiments/searches/search_job.py": "the paths of a request",
     "experiments/sweeps/run_sweep.py": "the data of the reports of diversity",
     "experiments/vector_diversity.py": "the source is a data set or training records",
     "mining/mining_job.py": "the files of pools",

@@ -22,7 +22,7 @@ from jaxret.data.formats import (
 )
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.records import Example, Judgement, Passage, Query
-from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource, read_evaluation_queries
 from jaxret.storage.atomic import read_json
 from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder
 

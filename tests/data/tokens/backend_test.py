@@ -81,7 +81,7 @@ def test_a_search_imports_neither_transformers_nor_torch(tmp_path: Path) -> None
     """These imports would add seconds to a question on the command line."""
     workdir = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), "").workdir
     code = (
-        "import sys; from jaxret.runs.run import open_run; import jaxret.experiments.search_files; "
+        "import sys; from jaxret.runs.run import open_run; import jaxret.experiments.searches.search_files; "
         f"open_run({str(workdir)!r}); print([m for m in ('transformers', 'torch', 'tensorboardX', 'optax', "
         "'scipy') if m in sys.modules])"
     )

@@ -18,7 +18,6 @@ import pytest
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Judgement
 from jaxret.evaluation.metrics import evaluate
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.probe.layer_quality import (
     Choice,
     ProbeData,
@@ -31,6 +30,7 @@ from jaxret.experiments.probe.layer_vectors import TOKEN_TITLES, LayerVectors, e
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.probe_report import report_probe, trained_keys
 from jaxret.experiments.probe.run_probe import choose, probe_layers
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import write_json

@@ -12,10 +12,10 @@ import pytest
 
 from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.data.records import Example, Passage
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
 from jaxret.experiments.recipes.run_recipe import run_recipe
 from jaxret.experiments.recipes.stages import Stage, read_stages
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json, read_with_digest
 from tests.pipeline import write_data, write_encoder

@@ -15,11 +15,11 @@ import pytest
 
 from jaxret.configs import config_names, load_stages
 from jaxret.data.formats import Corpus, TrainingSource
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.recipes.run_recipe import _Recipe, run_recipe
 from jaxret.experiments.recipes.stages import read_stages
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.parts_list import CorpusPart, write_parts

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from jaxret.data.formats import Corpus
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.probe_report import report_probe
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.experiments.vector_diversity import JudgedSource, report_diversity
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run

@@ -15,9 +15,9 @@ from jaxret.evaluation.answer_matching import AnswerMatcher, answer_accuracy, ch
 from jaxret.evaluation.evaluation_report import emit_evaluation, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, self_matching_queries, without_self_matches
-from jaxret.experiments.evaluation_measures import MEASURES, MeasureNames, choose_measures
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import (
+from jaxret.experiments.searches.evaluation_measures import MEASURES, MeasureNames, choose_measures
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import (
     EvaluationQueries,
     EvaluationSource,
     read_evaluation_queries,

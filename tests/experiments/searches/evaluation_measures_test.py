@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxret.data.records import Query
-from jaxret.experiments.evaluate_search import require_answers
-from jaxret.experiments.evaluation_measures import ANSWER_CUTOFFS, MEASURES, choose_measures
+from jaxret.experiments.searches.evaluate_search import require_answers
+from jaxret.experiments.searches.evaluation_measures import ANSWER_CUTOFFS, MEASURES, choose_measures
 
 
 def test_each_kind_of_measure_replaces_its_own_default() -> None:

@@ -9,10 +9,10 @@ from ml_collections import ConfigDict
 
 from jaxret.data.formats import Corpus
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.experiments.evaluation_measures import MEASURES
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.evaluation_measures import MEASURES
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.experiments.answer_question import describe_passages, search_kind
-from jaxret.experiments.evaluate_search import (
+from jaxret.experiments.searches.answer_question import describe_passages, search_kind
+from jaxret.experiments.searches.evaluate_search import (
     EvaluationPlan,
     Retrieved,
     plan_evaluation,
     treat_self_matches,
     write_results,
 )
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.shards import read_manifest
 from jaxret.parallel.progress import print_line

@@ -11,7 +11,7 @@ import pytest
 
 from jaxret.data.formats import DataSource, QuerySource
 from jaxret.data.records import Query
-from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource
+from jaxret.experiments.searches.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.mining.training_queries import TrainingQueries, TrainingQuery
 from jaxret.storage.atomic import sha256_json
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.search_job import SearchJob, parse_counts
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.search_job import SearchJob, parse_counts
 from jaxret.runs.job_options import JobOptions
 from jaxret.runs.ray_cluster import EngineOptions
 from jaxret.search.search_options import SearchOptions

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from jaxret.configs import shared_options
 from jaxret.configs.options import given_fields, option
 from jaxret.data.record_checks import check_question
-from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
 from jaxret.runs.job_options import JobOptions
 from jaxret.runs.ray_cluster import EngineOptions
 from jaxret.search.search_options import SearchOptions
 
 if TYPE_CHECKING:
-    from jaxret.experiments.evaluation_queries import EvaluationSource
+    from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 
 ALL = "all"  # value of --dimension for all dimensions that are stored
 
@@ -102,7 +102,7 @@ class SearchJob:
     @cached_property
     def source(self) -> EvaluationSource:
         """The queries and judgements. Raises DataError if they are missing."""
-        from jaxret.experiments.evaluation_queries import EvaluationSource  # slow: it imports all formats
+        from jaxret.experiments.searches.evaluation_queries import EvaluationSource  # slow: it imports all formats
 
         return EvaluationSource.open(self.queries, self.qrels, self.split)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from jaxret.experiments.answer_question import show_answer
-from jaxret.experiments.search_job import SearchJob
+from jaxret.experiments.searches.answer_question import show_answer
+from jaxret.experiments.searches.search_job import SearchJob
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.runs.ray_cluster import ray_workers
 from jaxret.runs.run import Run, open_run
@@ -42,8 +42,8 @@ def run_search(
 
 
 def _search_queries(run: Run, job: SearchJob, options: SearchOptions) -> None:
-    from jaxret.experiments.search_files import search_files  # a single question needs no evaluation
-    from jaxret.experiments.search_sizes import search_sizes
+    from jaxret.experiments.searches.search_files import search_files  # a single question needs no evaluation
+    from jaxret.experiments.searches.search_sizes import search_sizes
 
     step = "" if job.checkpoint == "best" else f"step-{run.checkpoint['step']}"
     evaluation = replace(job.evaluation, label=job.evaluation.label or step)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
-from jaxret.experiments.search_files import search_files
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_files
 from jaxret.index.encoding.corpus_folder import corpus_folder
 from jaxret.index.shard_set import read_shards
 from jaxret.runs.run import Run

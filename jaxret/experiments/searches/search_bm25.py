@@ -9,9 +9,9 @@ from typing import Any
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Query
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.experiments.evaluate_search import Retrieved, plan_evaluation, treat_self_matches, write_results
-from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.evaluate_search import Retrieved, plan_evaluation, treat_self_matches, write_results
+from jaxret.experiments.searches.evaluation_options import EvaluationOptions
+from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.index.encoding.encode import corpus_name
 from jaxret.index.passages import Passages
 from jaxret.parallel.progress import print_line
