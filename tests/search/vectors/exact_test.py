@@ -168,13 +168,13 @@ CASES = [
 def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 48 vectors, batches of 4 queries, passes of a few candidates, and a small margin."""
     for constant, value in {
-        "single_vector.BLOCK_ROWS": 48,
-        "single_vector.UNCOPIED_BYTES": 60 * 4 * 8,
-        "single_vector.THREAD_VALUES": 400,
-        "single_vector.QUERY_ROWS": 4,
-        "single_vector.SingleVectors.pairs_a_thread": 3,
+        "vectors.single_vector.BLOCK_ROWS": 48,
+        "vectors.single_vector.UNCOPIED_BYTES": 60 * 4 * 8,
+        "vectors.single_vector.THREAD_VALUES": 400,
+        "vectors.single_vector.QUERY_ROWS": 4,
+        "vectors.single_vector.SingleVectors.pairs_a_thread": 3,
         "proof.PASS_CANDIDATES": 300,
-        "exact.MARGIN": 2,
+        "vectors.exact.MARGIN": 2,
     }.items():
         monkeypatch.setattr(f"jaxret.search.{constant}", value)
     queries, passages = data(name, n_vectors)
