@@ -15,6 +15,6 @@ _REQUEST = OptionFlags(RerankRequest, out=shared_flags.out_file("file to write")
 
 def main() -> None:
     request = _REQUEST()
-    from jaxret.experiments.rerank import rerank
+    from jaxret.experiments.rerank_run import rerank
 
     rerank(request)

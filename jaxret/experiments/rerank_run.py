@@ -1,4 +1,4 @@
-"""Rerank a run by the scores of a cross-encoder, and evaluate it (`jaxret rerank --run`)."""
+"""Rerank a run by the scores of a cross-encoder, and evaluate it, or score training data (`jaxret rerank`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import Location
-from jaxret.data.formats import CorpusScan, Policy, source_path, write_run
+from jaxret.data.formats import CorpusScan, Policy, TrainingSource, source_path, write_run
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answer_matching import check_answers
@@ -17,6 +17,7 @@ from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
 from jaxret.experiments.rerank_request import RerankRequest
+from jaxret.experiments.score_examples import score_examples
 from jaxret.experiments.searches.evaluate_search import (
     answer_accuracies,
     evaluation_path,
@@ -25,8 +26,9 @@ from jaxret.experiments.searches.evaluate_search import (
 )
 from jaxret.experiments.searches.evaluation_measures import MeasureNames, choose_measures
 from jaxret.experiments.searches.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
+from jaxret.parallel.processes import require_platform
 from jaxret.parallel.progress import print_line
-from jaxret.runs.reranker import Reranker
+from jaxret.runs.reranker import Reranker, open_pretrained_reranker, open_reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
 from jaxret.storage.atomic import sha256_file
 from jaxret.storage.buckets.working_copy import require_writable, shown_message
@@ -201,3 +203,21 @@ def _provenance(reranker: Reranker, request: RerankRequest, inputs: _Inputs) -> 
     dataset = inputs.evaluation_queries.provenance(inputs.policy, inputs.self_matches_removed, request.match)
     corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}
     return {**reranker.origin, "corpus": corpus, "search": search, "dataset": dataset}
+
+
+def rerank(request: RerankRequest) -> None:
+    """Write the reranked run, or the scored training data, of a request. Raises the errors of `rerank_run` and
+    `score_examples`."""
+    if request.run:
+        _ = request.source, request.texts, request.rankings  # missing files are an error before the model is opened
+    require_platform(request.platform, "--platform")
+    sizes = {name: getattr(request, name) for name in ("query_length", "passage_length", "tokens_per_batch")}
+    if request.model:
+        reranker = open_pretrained_reranker(request.model, **sizes, download=request.download)
+    else:
+        reranker = open_reranker(request.workdir, request.checkpoint, **sizes)
+    if request.run:
+        rerank_run(reranker, request)
+    else:
+        data = TrainingSource.open(request.train, request.split or "train", request.negatives_run)
+        score_examples(reranker, data, request.out, request.on_error)

@@ -31,8 +31,7 @@ ON_PAGE = 0.76  # scale of width and height of a picture on a page (`picture_svg
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
     "font.size": 9.5,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.8,
@@ -41,9 +40,6 @@ _STYLE: dict[Any, Any] = {
     "axes.titlesize": 9.5,
     "grid.color": FAINT,
     "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
     "legend.frameon": False,
     "legend.fontsize": 9,
     "lines.linewidth": 1.6,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxret.data.formats import RankingSource
 from jaxret.data.records import Passage
 from jaxret.experiments.compare_runs import RunResult
 from jaxret.experiments.report.html import (
@@ -22,7 +21,7 @@ from jaxret.experiments.report.html import (
     value_cell,
 )
 from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFiles
-from jaxret.experiments.report.set_texts import SetTexts, Winners, winning_vectors
+from jaxret.experiments.report.set_texts import SetTexts, Winners, read_rankings, winning_vectors
 
 HITS = 5  # passages that are shown for a query and a system
 TABLE_QUERIES = 200  # largest number of queries in the table
@@ -120,7 +119,7 @@ def _system_column(
 ) -> SystemColumn:
     """Return the column of a system for some queries, from its first run."""
     run = set_results.run_of(set_results.systems[system][0])
-    run_rankings = RankingSource.open(run.workdir.rankings(set_results.name)).read()
+    run_rankings = read_rankings(run, set_results.name)
     rankings = {query: list(run_rankings.get(query, ())[:HITS]) for query in queries}
     if not queries or not run.vector_names:
         return SystemColumn(system, values[system], rankings, {})

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxret.data.errors import Policy
-from jaxret.data.records import Passage, Query
+from jaxret.data.formats import RankingSource
+from jaxret.data.records import Passage, Query, Rankings
 from jaxret.experiments.report.run_files import ComparedSet, RunFiles
 from jaxret.experiments.searches.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.index.encoded_corpus import open_encoded
@@ -81,6 +82,11 @@ def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
             return [shards.folder for shards in encoded_corpus.shards]
     manifests = sorted(run.workdir.path.glob(f"bm25/*/{BM25_MANIFEST}"))
     return [path.parent for path in manifests if read_json(path).get("corpus") == corpus][:1]
+
+
+def read_rankings(run: RunFiles, result: str) -> Rankings:
+    """Return the rankings of a data set. Raises FileNotFoundError if the run has no file of them."""
+    return RankingSource.open(run.workdir.rankings(result)).read()
 
 
 def winning_vectors(

@@ -42,8 +42,8 @@ def run_search(
 
 
 def _search_queries(run: Run, job: SearchJob, options: SearchOptions) -> None:
-    from jaxret.experiments.searches.search_files import search_files  # a single question needs no evaluation
-    from jaxret.experiments.searches.search_sizes import search_sizes
+    # A single question needs no evaluation.
+    from jaxret.experiments.searches.search_files import search_files, search_sizes
 
     step = "" if job.checkpoint == "best" else f"step-{run.checkpoint['step']}"
     evaluation = replace(job.evaluation, label=job.evaluation.label or step)

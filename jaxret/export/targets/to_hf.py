@@ -72,7 +72,9 @@ def write_sentence_transformers(run: Run, out: Path) -> list[str]:
     problem, notes = stock_problem(run), list[str]()
     lengths = {side: run.config.tokens[f"{side}_length"] for side in SIDES}
     if has_one_chain(run) and lengths["query"] != lengths["passage"]:
-        run = with_one_length(run, max(lengths.values()))
+        longest = max(lengths.values())
+        tokenizer = with_lengths(run.config, run.model, run.tokenizer, RunOverrides(longest, longest))
+        run = replace(run, tokenizer=tokenizer)
         notes.append(
             f"The run cuts queries at {lengths['query']} tokens and passages at {lengths['passage']}; "
             "the export cuts all texts at the larger length."
@@ -94,11 +96,6 @@ def write_sentence_transformers(run: Run, out: Path) -> list[str]:
         library = "vectors in sentence-transformers"
         sentence += "; " + check_vectors(run, lambda side, _: sentence_transformers_vectors(out, side), library)
     return [sentence, *notes]
-
-
-def with_one_length(run: Run, length: int) -> Run:
-    """Return the run with a tokenizer that cuts queries and passages at the same number of tokens, `length`."""
-    return replace(run, tokenizer=with_lengths(run.config, run.model, run.tokenizer, RunOverrides(length, length)))
 
 
 def transformer_folder(out: Path, side: Side) -> Path:

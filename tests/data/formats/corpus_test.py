@@ -35,8 +35,8 @@ from jaxret.data.records import Query
 from jaxret.experiments.chunk_data import chunk_data, open_texts
 from jaxret.experiments.fuse_job import FuseJob
 from jaxret.experiments.fuse_runs import fuse_runs
-from jaxret.experiments.rerank import rerank as rerank_run
 from jaxret.experiments.rerank_request import RerankRequest
+from jaxret.experiments.rerank_run import rerank as rerank_run
 from jaxret.experiments.searches.evaluation_options import EvaluationOptions
 from jaxret.experiments.searches.evaluation_queries import EvaluationSource
 from jaxret.experiments.searches.run_search import run_search
@@ -111,7 +111,7 @@ SOURCE_DOORS = {
     "experiments/report/set_texts.py": "the paths that results have",
     "experiments/report/warning_section.py": "the training data of a run",
     "experiments/reproduce/run_row.py": "the flags of a command are read here",
-    "experiments/rerank.py": "the paths of a request",
+    "experiments/rerank_run.py": "the paths of a request",
     "experiments/rerank_request.py": "the paths of a request",
     "experiments/searches/search_job.py": "the paths of a request",
     "experiments/sweeps/run_sweep.py": "the data of the reports of diversity",

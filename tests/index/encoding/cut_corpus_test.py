@@ -19,8 +19,8 @@ from jaxret.experiments.explain import explain_in_run
 from jaxret.experiments.explain_request import ExplainRequest
 from jaxret.experiments.searches.evaluation_options import EvaluationOptions
 from jaxret.experiments.searches.evaluation_queries import EvaluationSource
+from jaxret.experiments.searches.search_files import search_sizes
 from jaxret.experiments.searches.search_job import parse_sizes
-from jaxret.experiments.searches.search_sizes import search_sizes
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.encoding.cut_corpus import find_larger_vectors
 from jaxret.index.encoding.encode import cut_encoded, encode_corpus

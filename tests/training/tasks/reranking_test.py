@@ -28,9 +28,8 @@ from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.pairs import PairJoiner
 from jaxret.evaluation.answer_matching import answer_accuracy
 from jaxret.experiments.compare_runs import compare_runs
-from jaxret.experiments.rerank import rerank
 from jaxret.experiments.rerank_request import RerankRequest
-from jaxret.experiments.rerank_run import rerank_run, rerank_top
+from jaxret.experiments.rerank_run import rerank, rerank_run, rerank_top
 from jaxret.experiments.score_examples import score_examples
 from jaxret.experiments.searches.evaluate_search import evaluation_path
 from jaxret.experiments.teachers import open_teacher
