@@ -1,7 +1,4 @@
-"""Filters of negatives: each is applied to all passages that one pool retrieved for one query.
-
-A passage whose score is unknown (NaN) is left out by every filter that compares scores.
-"""
+"""Filters of negatives: each is applied to all passages that one pool retrieved for one query."""
 
 from __future__ import annotations
 
@@ -53,6 +50,13 @@ def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMa
     return np.array(matcher((passage.text for passage in case.passages), case.query), bool)
 
 
+def _score_gap(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray | bool:
+    """Return the passages that no limit can be compared with: a teacher may lack their score, or the positive's."""
+    if settings.margin is not None or settings.share is not None:
+        return np.isnan(case.scores) | np.isnan(case.positive)
+    return (settings.max_score is not None or settings.min_score is not None) and np.isnan(case.scores)
+
+
 def _share(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray | bool:
     """Return the share of a positive's score as a limit. It is below the score even if the score is negative."""
     limit = None if settings.share is None else case.positive - (1 - settings.share) * abs(case.positive)
@@ -60,7 +64,7 @@ def _share(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMat
 
 
 def _not_below(case: RetrievedPassages, limit: float | None) -> np.ndarray | bool:
-    return limit is not None and ~(case.scores < limit)
+    return limit is not None and ~(case.scores < limit)  # a limit may be NaN: a share of an infinite score
 
 
 FILTERS: dict[str, NegativeFilter] = {  # a passage is counted for the first filter that leaves it out
@@ -69,13 +73,14 @@ FILTERS: dict[str, NegativeFilter] = {  # a passage is counted for the first fil
     ),
     "the text of a positive or of the query": _same_text,
     "an answer string in it": _answer,
+    "without a score for the limits": _score_gap,
     "within the margin of the positive's score": lambda case, settings, _: _not_below(
         case, None if settings.margin is None else case.positive - settings.margin
     ),
     "within the share of the positive's score": _share,
     "at or above the highest score": lambda case, settings, _: _not_below(case, settings.max_score),
     "below the lowest score": lambda case, settings, _: (
-        settings.min_score is not None and ~(case.scores >= settings.min_score)
+        settings.min_score is not None and case.scores < settings.min_score
     ),
 }
 

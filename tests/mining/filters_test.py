@@ -99,6 +99,16 @@ def test_an_unscored_positive_leaves_no_candidate(unknown: float) -> None:
     assert names(replace(CASE, scores=scores), max_score=0.85) == ["near"]
 
 
+def test_an_unscored_passage_is_not_counted_as_one_beyond_a_limit() -> None:
+    """A teacher that scored the first 20 passages of a query has no score of the others."""
+    case = replace(CASE, scores=np.array([*SCORES[:4], math.nan, 0.2]))
+    limits: list[dict[str, Any]] = [{"max_score": 0.85}, {"min_score": 0.1}, {"margin": 0.05}, {"share": 0.9}]
+    for limit in limits:
+        _, counts = filter_passages(case, MiningSettings(**limit), AnswerMatcher())
+        assert [kind for kind in list(counts)[3:] if counts[kind]] == ["without a score for the limits"], limit
+    assert not filter_passages(case, MiningSettings(), AnswerMatcher())[1]["without a score for the limits"]  # control
+
+
 def test_each_passage_is_counted_for_the_first_filter_that_leaves_it_out() -> None:
     _, counts = filter_passages(CASE, MiningSettings(margin=0.07), AnswerMatcher())
     assert list(counts) == list(FILTERS)
