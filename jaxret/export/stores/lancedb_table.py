@@ -32,12 +32,13 @@ class LanceTable(VectorStore):
         return self._target.table in self._names()
 
     def _names(self) -> list[str]:
-        page = self._database.list_tables()
-        names = list(page.tables)
-        while page.page_token:
-            page = self._database.list_tables(page_token=page.page_token)
+        names: list[str] = []
+        token = None
+        while True:
+            page = self._database.list_tables(page_token=token)
             names += page.tables
-        return names
+            if not (token := page.page_token):
+                return names
 
     def create(self) -> None:
         if not self.exists():
