@@ -53,7 +53,7 @@ def explain_in_run(request: ExplainRequest) -> str:
     encoded_corpus = open_encoded(folder, verify=False)
     passage = stored_passage(encoded_corpus, request.passage_id)
     run = open_as_encoded(request.workdir, request.checkpoint, encoded_corpus)
-    text = f"{passage.id}: {passage.title} {passage.text}".rstrip()
+    text = "  ".join(filter(None, [f"{passage.id}:", passage.title, passage.text]))
     parts = [text, explain(run, request.query, passage, request.top)]
     if request.rank:
         parts.insert(1, describe_rank(Searcher(run, folder), request.query, passage.id))

@@ -80,7 +80,7 @@ def test_an_encoded_passage_has_its_text_and_rank(make: Callable[..., Run]) -> N
     passage, score = best(run)
     request = ExplainRequest(str(run.workdir), QUESTION, passage_id=passage.id, rank=True)
     text, rank, parts, *_ = explain_in_run(request).split("\n\n")
-    assert text == f"{passage.id}: {passage.title} {passage.text}".rstrip()
+    assert text == "  ".join(filter(None, [f"{passage.id}:", passage.title, passage.text]))
     assert rank.startswith("rank 1 of ")
     assert float(parts.splitlines()[0].split()[1]) == pytest.approx(score, abs=2e-4)
 
