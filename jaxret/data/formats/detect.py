@@ -19,6 +19,7 @@ from jaxret.data.formats import (
     pylate_anserini,
     sentence_transformers_records,
     tevatron,
+    texts,
     trec,
 )
 from jaxret.data.formats.file_sample import FileSample
@@ -50,6 +51,7 @@ FORMATS: tuple[Format, ...] = (
     *pylate_anserini.FORMATS,
     *irds_records.FORMATS,
     *sentence_transformers_records.FORMATS,
+    *texts.FORMATS,
 )
 FORMATS_BY_NAME = {known_format.name: known_format for known_format in FORMATS}
 _USUAL_FORMATS = {  # for damaged files: requested role -> suffix -> format

@@ -182,3 +182,17 @@ def record_ids(record: Record, key: str, location: Location) -> tuple[str, ...]:
             problem = f"{key!r} holds {value!r}"
             raise location.error("wrong type", problem, "a list of ids is expected, strings or whole numbers")
     return tuple(dict.fromkeys(str(value) for value in values))
+
+
+# The usual keys, without a library. It is the last format that detection tries, because records of other formats may
+# have these keys, too.
+FORMATS = (
+    record_format(
+        "records.texts",
+        "passages or queries by id",
+        ("id", "text"),
+        optional_keys=("title", "answers", "instruction"),
+        passages=passage_reader("id"),
+        queries=query_reader("id"),
+    ),
+)
