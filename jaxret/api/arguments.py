@@ -107,14 +107,17 @@ def _require_json(name: str, metadata: Any) -> None:
 def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:
     """Yield the texts of a list. Raises ValueError for a single text, and for a value that is not a list of texts."""
     if isinstance(texts, str | bytes | Passage | Mapping):
-        raise ValueError(f"{name} must be a list of texts, not one {type(texts).__name__}: put it in [ ]")
+        remedy = "give its values" if isinstance(texts, Mapping) else "put it in [ ]"
+        raise ValueError(f"{name} must be a list of texts, not one {type(texts).__name__}: {remedy}")
     require_kind(name, texts, Iterable, "a list of texts")
     try:
         texts = iter(texts)
     except TypeError as error:  # a NumPy array without axes
         raise ValueError(f"{name} is {_shown(texts)}; it must be a list of texts") from error
     for number, text in enumerate(texts):
-        require_kind(f"{name}[{number}]", text, kind, "a text")
+        require_kind(
+            f"{name}[{number}]", text, kind, "a text" if kind is str else "a text, or a jaxret.Passage(id, text)"
+        )
         yield text
 
 

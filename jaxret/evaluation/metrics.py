@@ -90,7 +90,7 @@ def parse_measure(name: str) -> Measure:
     """Return the measure with a name such as "nDCG@10" or "AP(rel=2)". Raises ValueError with the valid names."""
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in _FORMULAS:
-        raise ValueError(f"unknown measure {name!r:.60}{_suggest_measure(name)}; the measures are {KNOWN_MEASURES}")
+        raise ValueError(f"unknown measure {name!r:.60}; the measures are {KNOWN_MEASURES}{_suggest_measure(name)}")
     kind, relevance, cutoff = match["kind"], match["relevance"], match["cutoff"]
     if cutoff is None and kind in _NEEDS_CUTOFF:
         raise ValueError(f"measure {name!r} needs a cut-off, as in '{name}@100'; the measures are {KNOWN_MEASURES}")

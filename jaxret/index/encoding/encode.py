@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from jaxret.data.formats import ChangedCorpusError, Corpus, is_named, source_exists, source_path
+from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.encoding.collapse import collapse_warning
 from jaxret.index.encoding.cut_corpus import cut_corpus, find_larger_vectors, named_larger_vectors
 from jaxret.index.encoding.encode_options import EncodeOptions
@@ -159,9 +160,10 @@ def cut_encoded(
         f"the first {options.dimension} numbers of the vectors in {larger}, none of which is encoded again"
     )
     count = cut_corpus(run, larger, folder, options.dtype, progress, options.lease)
-    manifest = read_manifest(folder / "manifest.json")
+    manifest, cut = read_manifest(folder / "manifest.json"), open_encoded(folder)
     warnings = (*_text_warnings(run, larger.name), *shard_warnings(folder, manifest, job_log(progress)))
-    result = EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None, warnings)
+    shard_count = sum(len(part.manifest.shards) for part in cut.shards)
+    result = EncodeResult(folder, cut.total_rows, shard_count, count, 0.0, 0, "", None, warnings)
     keep_result(run, folder.name, result)
     publish(folder)
     return _emit_result(result, manifest)

@@ -147,6 +147,7 @@ def test_appends_and_deletes_apply_to_the_cut_corpus(root: Path) -> None:
     appended = all_vectors(open_encoded(folder))
     again = cut_encoded(run, "first", options, f"again-{SIZE}", progress=False)
     assert np.array_equal(all_vectors(open_encoded(again.folder)), appended)
+    assert again.passages == len(appended), "the passages of all parts, without deleted ones"
     assert open_encoded(again.folder).corpus_identity == open_encoded(run.workdir.embeddings("first")).corpus_identity
     assert rankings(run, f"again-{SIZE}", root) == rankings(run, "first", root, SIZE)
     with pytest.raises(ValueError, match=r"dimension=3: the vectors in .* have dimension 5"):
