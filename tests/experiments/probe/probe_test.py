@@ -279,5 +279,6 @@ def test_unsupported_models_are_errors(root: Path, tmp_path: Path) -> None:
         ProbeOptions(passages=1)
     data = write_data(tmp_path / "data", dev=2)
     source = EvaluationSource.open(data, data, "dev")
+    run = replace(open_run(root / "run"), workdir=Workdir(tmp_path))  # which no test has probed
     with pytest.raises(ValueError, match=r"2 .*'dev' .*relevant"):
-        probe_layers(open_run(root / "run"), source, Corpus.open(data), ProbeOptions())
+        probe_layers(run, source, Corpus.open(data), ProbeOptions())
