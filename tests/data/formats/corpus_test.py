@@ -107,7 +107,6 @@ SOURCE_DOORS = {
     "experiments/mteb/run_mteb.py": "the tasks that are folders are found here",
     "experiments/recipes/check_recipe.py": "the paths of a request, or keys of a config",
     "experiments/recipes/run_recipe.py": "keys of a config",
-    "experiments/report/query_section.py": "the rankings of a run",
     "experiments/report/set_texts.py": "the paths that results have",
     "experiments/report/warning_section.py": "the training data of a run",
     "experiments/reproduce/run_row.py": "the flags of a command are read here",
