@@ -13,6 +13,7 @@ from jaxret.data.records import Passage
 
 # Containers whose records have names for their fields.
 _RECORDS = ("lines", "array", "object", "csv", "parquet", "rows")
+_MOST_LEVELS = 100  # of objects and lists; for each level, functions call themselves, which Python limits
 
 
 class PassageRecord(NamedTuple):
@@ -56,13 +57,16 @@ def read_passage_records(source: DataFile, policy: Policy) -> Iterator[PassageRe
         location, passage = next(passages, (None, None))
 
 
-def json_value(value: Any) -> Any:
-    """Return a value of a record as JSON can hold it. Dates and times are texts in ISO 8601; NaN, infinity and bytes
-    are null; halves of surrogate pairs are "?"; values of other types, such as decimal numbers, are texts."""
+def json_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
+    """Return a value of a record as JSON can hold it. Dates and times are texts in ISO 8601; NaN, infinity, bytes, and
+    objects and lists below the first `levels` are null; halves of surrogate pairs are "?"; values of other types, such
+    as decimal numbers, are texts."""
+    if isinstance(value, dict | list | tuple) and not levels:
+        return None
     if isinstance(value, dict):
-        return {json_value(str(key)): json_value(entry) for key, entry in value.items()}
+        return {json_value(str(key)): json_value(entry, levels - 1) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(element) for element in value]
+        return [json_value(element, levels - 1) for element in value]
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, float):

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from jaxret.api import Index, Retriever, SearchOptions
-from jaxret.data.formats import Corpus
+from jaxret.data.formats import Corpus, Policy
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.encoding.encode import encode_corpus
 from jaxret.index.encoding.encode_options import EncodeOptions
 from jaxret.index.metadata_filters import matching_rows
+from jaxret.index.passage_records import read_passage_records
 from jaxret.index.passages import Passages
 from jaxret.runs.run import Run, open_run
 from jaxret.search.passage_texts import PassageTexts
@@ -74,6 +75,17 @@ def test_metadata_have_the_types_and_the_nesting_of_the_record(name: str, run: R
         again = PassageTexts(texts.encoded_corpus, max_passage=False)
         assert again.metadata_of_rows(np.array([0])) == expected[:1], "a damaged copy is made again"
         assert copy.read_bytes() == good
+
+
+@pytest.mark.parametrize(("start", "end"), [("[", "]"), ('{"a":', "}")])
+def test_the_deepest_levels_of_metadata_are_null(start: str, end: str, tmp_path: Path) -> None:
+    """JSON of 600 levels can be parsed, but a function that calls itself for each level fails."""
+    deep = start * 600 + "1" + end * 600
+    (tmp_path / "corpus.jsonl").write_text(f'{{"_id": "p", "text": "river", "metadata": {{"x": {deep}, "y": [[1]]}}}}')
+    (record,) = read_passage_records(Corpus.open(tmp_path).file, Policy())
+    assert record.metadata["y"] == [[1]]
+    text = json.dumps(record.metadata["x"], separators=(",", ":"))
+    assert text == start * 99 + "null" + end * 99
 
 
 def test_cells_of_a_csv_file_are_texts(run: Run, tmp_path: Path) -> None:
