@@ -52,7 +52,7 @@ def check_vectors(run: Run, compute: Callable[[Side, Ragged], np.ndarray], value
 
 
 def check_round_trip(run: Run, compute: OutputPair, values: str) -> str:
-    """Compare an export with its run. Return a sentence on the largest difference. `what` is the name of the numbers.
+    """Compare an export with its run. Return a sentence on the largest difference. `values` is the name of the numbers.
 
     Raises ValueError if the numbers differ by more than rounding, or in shape.
     """
