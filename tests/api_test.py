@@ -279,6 +279,9 @@ def with_metadata(metadata: Any) -> Callable[..., jaxret.Index]:
     return lambda r, i, p: jaxret.Index.build(r, [jaxret.Passage("a", "x", metadata=metadata)], "metadata")
 
 
+DEEP_METADATA: dict[str, Any] = {}
+for _ in range(5000):
+    DEEP_METADATA = {"a": DEEP_METADATA}
 ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], type[Exception], str]] = {
     "no run": (
         lambda r, i, p: jaxret.Retriever.open(p / "nothing"),
@@ -322,6 +325,11 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
     "a number as a key": (with_metadata({"a": {1: "b"}}), ValueError, "metadata is {'a': {1: 'b'}}; it must be a dict"),
     "a date": (with_metadata({"when": date(2024, 5, 1)}), ValueError, "write a date as a text"),
     "a NaN in metadata": (with_metadata({"a": float("nan")}), ValueError, "corpus[0].metadata is {'a': nan}"),
+    "deep metadata": (
+        with_metadata(DEEP_METADATA),
+        ValueError,
+        "metadata is a value with too many levels; it must be a dict",
+    ),
     "half a pair in metadata": (with_metadata({"a": "\udc80"}), ValueError, "corpus[0].metadata is {'a': '\\udc80'}"),
     "k": (lambda r, i, p: i.search(["river"], k=0), ValueError, "k is 0; it must be at least 1"),
     "a backend": (

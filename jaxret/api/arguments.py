@@ -98,7 +98,7 @@ def _require_json(name: str, metadata: Any) -> None:
     try:
         content = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False).encode()
         is_json = json.loads(content) == metadata
-    except (TypeError, ValueError):  # a type that JSON lacks, NaN, half of a surrogate pair
+    except (TypeError, ValueError, RecursionError):  # a type that JSON lacks, NaN, half of a surrogate pair, a circle
         is_json = False
     if not is_json:
         raise ValueError(f"{name} is {_shown(metadata)}; it must be a dict of JSON values: write a date as a text")
@@ -126,3 +126,5 @@ def _shown(value: Any) -> str:
         return f"{value!r:.60}"
     except ValueError:  # Python does not print integers with more than 4,300 digits
         return "a number of thousands of digits"
+    except RecursionError:
+        return "a value with too many levels"

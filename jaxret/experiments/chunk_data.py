@@ -17,7 +17,7 @@ from jaxret.data.formats.writing import write_records
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Passage
 from jaxret.evaluation.answer_matching import AnswerMatcher
-from jaxret.index.passage_records import EmptyPassagesPolicy, has_metadata, read_passage_records
+from jaxret.index.passage_records import EmptyPassagesPolicy, has_metadata, is_vector, read_passage_records
 
 
 @dataclass
@@ -83,15 +83,16 @@ def _chunk_passages(source: Corpus, policy: Policy, options: ChunkOptions, count
 
 
 def _passages_with_metadata(source: Corpus, policy: Policy) -> Iterator[Passage]:
+    """Yield the passages of a corpus with their metadata. Vectors are left out: each chunk would repeat them."""
     passages = source.read(policy)
     if not has_metadata(source.file):
-        return passages
+        yield from passages
+        return
     # The records include all passages that `policy` accepts, in the same order.
     records = read_passage_records(source.file, EmptyPassagesPolicy("skip"))
-    return (
-        replace(passage, metadata=next(record for record in records if record.passage == passage).fields)
-        for passage in passages
-    )
+    for passage in passages:
+        fields = next(record for record in records if record.passage == passage).fields
+        yield replace(passage, metadata={name: value for name, value in fields.items() if not is_vector(value)})
 
 
 def _chunk_examples(

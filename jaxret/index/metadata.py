@@ -25,7 +25,7 @@ import numpy as np
 from jaxret.data.formats import hash_id
 from jaxret.data.tokens.store import ColumnWriter, Strings, StringsBuilder
 from jaxret.index.encoded_corpus import EncodedCorpus, corpus_of
-from jaxret.index.passage_records import EmptyPassagesPolicy, read_passage_records
+from jaxret.index.passage_records import EmptyPassagesPolicy, is_vector, read_passage_records
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import ShardError
@@ -34,7 +34,6 @@ from jaxret.storage.mapped_array import map_array
 from jaxret.types import Ragged
 
 _LONGEST_VALUE = 256  # characters; a longer value is a text, not a category
-_LONGEST_LIST = 32  # elements; a longer list with floats is a vector
 
 
 class Field(NamedTuple):
@@ -161,10 +160,9 @@ def _pairs(prefix: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _pairs(f"{prefix}{key}.", value)
             continue
-        elements = value if isinstance(value, list) else [value]
-        if len(elements) > _LONGEST_LIST and any(isinstance(element, float) for element in elements):
+        if is_vector(value):
             continue
-        for element in elements:
+        for element in value if isinstance(value, list) else [value]:
             if element is None or isinstance(element, (dict, list)):
                 continue
             text = element if isinstance(element, str) else json.dumps(element)

@@ -13,6 +13,7 @@ from jaxret.data.records import Passage
 
 # Containers whose records have names for their fields.
 _RECORDS = ("lines", "array", "object", "csv", "parquet", "rows")
+_LONGEST_LIST = 32  # elements; a longer list with floats is a vector
 _MOST_LEVELS = 100  # of objects and lists; for each level, functions call themselves, which Python limits
 
 
@@ -55,6 +56,13 @@ def read_passage_records(source: DataFile, policy: Policy) -> Iterator[PassageRe
         extra = {key: value for key, value in record.items() if key not in usual_keys}
         yield PassageRecord(passage, json_value(metadata) if isinstance(metadata, dict) else {}, json_value(extra))
         location, passage = next(passages, (None, None))
+
+
+def is_vector(value: Any) -> bool:
+    """Return whether a value of a record is a vector, such as the output of another model, and not a list of values."""
+    return (
+        isinstance(value, list) and len(value) > _LONGEST_LIST and any(isinstance(element, float) for element in value)
+    )
 
 
 def json_value(value: Any, levels: int = _MOST_LEVELS) -> Any:

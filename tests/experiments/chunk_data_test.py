@@ -13,7 +13,13 @@ from jaxret.data.errors import Policy
 from jaxret.experiments.chunk_data import chunk_data, open_texts
 
 ROWS = [
-    {"_id": "a", "text": "one two three", "metadata": {"year": 2015, "author": {"name": "Knuth"}}, "topic": "x"},
+    {
+        "_id": "a",
+        "text": "one two three",
+        "metadata": {"year": 2015, "author": {"name": "Knuth"}},
+        "topic": "x",
+        "vector": [0.5] * 33,
+    },
     {"_id": "b", "text": "", "topic": "empty"},
     {"_id": "a", "text": "again", "topic": "repeated"},
     {"_id": "c", "text": "four", "title": "Title"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -507,14 +508,14 @@ def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    """They are removed before the first stage. There is no stage here, so no table can be written."""
+    """They are removed before the first stage."""
     data = write_data(tmp_path / "data", train=4, dev=2)
     left = [tmp_path / "run" / part / ".one.json.0123456789abcdef01234567.tmp" for part in ("mined", "done")]
     for path in left:
         path.parent.mkdir(parents=True)
         path.write_text("half")
     (tmp_path / "run" / "mined" / "one.jsonl").write_text("")
-    with pytest.raises(StopIteration):
+    with suppress(StopIteration):  # without a stage, there is no table
         run_recipe(
             [],
             tmp_path / "run",
