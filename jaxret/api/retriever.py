@@ -74,8 +74,8 @@ class Retriever:
                 f"{workdir} is not a run; Retriever.from_model opens a model that was not trained here"
             )
         # An absolute path, because files are read and written later, when the working directory may have changed.
-        lengths = {"query_length": query_length, "passage_length": passage_length}
-        return cls(open_run(Workdir(workdir).path.absolute(), checkpoint, **lengths))
+        folder = Workdir(workdir).path.absolute()
+        return cls(open_run(folder, checkpoint, query_length=query_length, passage_length=passage_length))
 
     @classmethod
     def from_model(

@@ -55,8 +55,7 @@ def apply_settings(
     A key is unset if it has the default of configs/base.py and is not explicit. A length may be shorter than the
     directory's. A directory without a prompt allows any, because training with a prompt is usual; an explicit empty
     prompt is allowed together with tokens.prompts. The separator of titles may differ, because no file of the directory
-    has it. For a head with other vectors than the directory's, only the settings of
-    texts are used.
+    has it. For a head with other vectors than the directory's, only the settings of texts are used.
 
     Args:
         config: the config.

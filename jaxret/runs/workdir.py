@@ -19,8 +19,8 @@ _LONGEST_NAME = 200  # bytes of the name of a corpus or data set; most disks all
 _LONGEST_JOB_NAME = 216  # bytes of the name of a job: an operation, and the name of a corpus or data set
 
 
-class _Part:
-    """The path of a file or folder of a run."""
+class _RunPath:
+    """A property of `Workdir`: the path of a file or folder of the run."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -38,24 +38,24 @@ class Workdir:
     """
 
     path: Path
-    config = _Part("config.json")  # written last, so a folder with it is a run
-    history = _Part("history.jsonl")  # a line for each change of the config when the run was resumed
-    contract = _Part("contract.json")
-    data = _Part("data.json")  # digests of the training data
-    lineage = _Part("lineage.json")  # origin of a recipe's stage, without seeds; other runs do not have this file
-    environment = _Part("env.json")
-    parameters = _Part("parameters.json")  # names, shapes and types of the arrays in a checkpoint
-    seal = _Part("seal.json")  # digests of the files that must not change
-    encoder = _Part("encoder")  # the encoder's config.json and tokenizer, copied at the start of the run
+    config = _RunPath("config.json")  # written last, so a folder with it is a run
+    history = _RunPath("history.jsonl")  # a line for each change of the config when the run was resumed
+    contract = _RunPath("contract.json")
+    data = _RunPath("data.json")  # digests of the training data
+    lineage = _RunPath("lineage.json")  # origin of a recipe's stage, without seeds; other runs do not have this file
+    environment = _RunPath("env.json")
+    parameters = _RunPath("parameters.json")  # names, shapes and types of the arrays in a checkpoint
+    seal = _RunPath("seal.json")  # digests of the files that must not change
+    encoder = _RunPath("encoder")  # the encoder's config.json and tokenizer, copied at the start of the run
     # settings in the encoder's sentence-transformers directory, if it was one
-    encoder_settings = _Part("encoder/stated.json")
+    encoder_settings = _RunPath("encoder/stated.json")
     # the original model's pooler, which exports need; it exists only if the model had one
-    pooler = _Part("encoder/pooler.safetensors")
-    checkpoints = _Part("checkpoints")
-    metrics = _Part("metrics.jsonl")
-    tensorboard = _Part("tensorboard")
-    profile = _Part("profile")
-    trackers = _Part("trackers.json")  # the run's ids at experiment trackers, and the last lines that were sent
+    pooler = _RunPath("encoder/pooler.safetensors")
+    checkpoints = _RunPath("checkpoints")
+    metrics = _RunPath("metrics.jsonl")
+    tensorboard = _RunPath("tensorboard")
+    profile = _RunPath("profile")
+    trackers = _RunPath("trackers.json")  # the run's ids at experiment trackers, and the last lines that were sent
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not os.fspath(path):  # Path("") is the current folder, which an unset variable must not mean
